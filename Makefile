@@ -1,0 +1,47 @@
+# lipcert: `make demo` shows it at work, `make test` proves it; both start from a bare clone.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint format types docs bench clean
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lipcert needs Python 3.11 or newer; use make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+
+# One stamp per set of packages: `make demo` does not pay for the test tools.
+.venv/core: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch .venv/core $@
+
+demo: .venv/core ## train a small certified network of each bound on the embedded digits
+	$(BIN)/lipcert demo
+
+test: lint types ## lint, types and every test
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/dev ## format and lint, without changing anything
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: .venv/dev ## rewrite the files in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: .venv/dev ## mypy, strict on src
+	$(BIN)/mypy
+
+docs: .venv/dev ## build the site into docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+bench: .venv/dev ## measure again what results/ holds
+	$(BIN)/python benchmarks/optimal.py --out results/optimal.jsonl
+
+clean: ## remove the environment and everything built
+	rm -rf .venv docs/_build dist build

@@ -1,0 +1,297 @@
+"""Diagonal solutions T of WᵀW ⪯ T: a published method is a choice of T (Theorems 1, 3, 6, 7).
+
+A bound maps the columns of W to (columns, diag T). It sees columns scaled to a largest entry near 1
+(``unit_scale``), so nothing overflows; T of W = s·Ŵ is s²·T̂. Three families:
+
+- row sums of |WᵀW|·r with r_ij r_ji ≥ 1 (AOL, SLL), since 2|x_i x_j| ≤ r x_i² + x_j²/r;
+- the same for the power (WᵀW)^(2^k), then the 2^k-th root: Löwner–Heinz (Rescaled);
+- one number for all columns, a proved upper bound of ‖W‖² (Spectral), or of ‖WΓ^½‖² for a fixed
+  shape Γ (Optimal). Power iteration gives lower bounds and is never used.
+
+Rounding: T may be enlarged, never shrunk, since T ≤ T′ keeps WᵀW ⪯ T′. The theorems here are those of
+real arithmetic. T_i = 0 or ∞ stands for a dead neuron: Γ_i = 0 (Theorem 6).
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import Columns, absolute_gram, dense_columns
+from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
+from lipcert.algebra.orthogonal import METHODS, gram_deviation, orthonormal
+from lipcert.algebra.scale import at_least_float32, normalise, safe_reciprocal
+from lipcert.algebra.spectral import power_row_sums, squared_norm_bound
+from lipcert.errors import NotCertified, one_of, positive_int
+
+LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32; clamping q_j − q_i symmetrically keeps r∘rᵀ = 1
+
+
+class Bound(nn.Module, abc.ABC):
+    """A choice of T. ``size``, where a bound has one, is the number of columns it was made for."""
+
+    size: int | None = None
+    dense_only: bool = False
+
+    @abc.abstractmethod
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        """The columns to use and diag(T), one entry per column, with WᵀW ⪯ T."""
+
+    def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(Ŵ, s) with W = s·Ŵ, in float32 or better: what the columns are taken from."""
+        return normalise(weight)
+
+    def require_sound(self) -> None:
+        """Raise ``NotCertified`` where T is no bound in the present mode; most bounds always are."""
+
+
+class Spectral(Bound):
+    """T = ‖W‖² I, by a proved upper bound: spectral normalisation (affine) and CPL (residual).
+
+    Gram iteration: ‖G‖ ≤ ‖G^(2^k)‖^(1/2^k) for every k = ``iterations`` in the Frobenius and in the
+    maximum row sum norm; a convolution takes the largest over a grid of frequencies, enlarged by the
+    factor that covers those between (``gram.torus_grid``). At most (rank)^(1/2^(k+1)) too large.
+    """
+
+    def __init__(self, iterations: int = 6) -> None:
+        super().__init__()
+        self.iterations = positive_int("iterations", iterations)
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        per_group = squared_norm_bound(columns, self.iterations)  # (groups,)
+        return columns, per_group.repeat_interleave(columns.count // len(per_group))
+
+    def extra_repr(self) -> str:
+        return f"iterations={self.iterations}"
+
+
+class AOL(Bound):
+    """T_i = Σ_j A_ij, the smallest T with T − WᵀW diagonally dominant (Theorem 2)."""
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        return columns, columns.collect(absolute_gram(columns).sum(dim=-1))
+
+
+class SLL(Bound):
+    """T_i = Σ_j A_ij q_j / q_i with a learned q > 0 (Theorem 3, Eq. SLLT). ``log_q`` = 0 is AOL.
+
+    Args:
+        size: n, the number of columns of W.
+        form: how q_j / q_i is computed (paper, Appendix D).
+            ``exp``: exp(log q_j − log q_i), clamped to e^±40 symmetrically: no ε is needed.
+            ``shifted``: (q_j + ε)/(q_i + ε), sound since the ε is on both.
+            ``surrogate``: q_j/(q_i + ε) in training mode, which shrinks T and voids the guarantee, and
+            the exact ratio in evaluation mode. Not certifiable in training mode.
+        epsilon: ε of the last two.
+
+    For ReLU, SLL(W, q, b) is residual AOL of (W·diag q, q∘b): q adds no functions, it changes how
+    they are reached. For tanh or sigmoid it does add functions.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        form: Literal["exp", "shifted", "surrogate"] = "exp",
+        *,
+        epsilon: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = positive_int("size", size)
+        self.form = one_of("form", form, ("exp", "shifted", "surrogate"))
+        if not 0 < epsilon < 1:
+            raise ValueError(f"epsilon must lie between 0 and 1; got {epsilon!r}. The paper uses 1e-6.")
+        self.epsilon = epsilon
+        self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        return columns, columns.collect((absolute_gram(columns) * self.ratio(columns)).sum(dim=-1))
+
+    def ratio(self, columns: Columns) -> Tensor:  # (groups, N, N)
+        """r_ij = q_j / q_i in the chosen form."""
+        log_q = columns.spread(self.log_q.to(columns.taps.dtype))
+        if self.form == "exp" or (self.form == "surrogate" and not self.training):
+            return exponential_ratio(log_q)
+        q = log_q.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        shift = self.epsilon if self.form == "shifted" else 0.0
+        return (q + shift)[:, None, :] / (q + self.epsilon)[:, :, None]
+
+    def require_sound(self) -> None:
+        if self.form == "surrogate" and self.training:
+            raise NotCertified(
+                "SLL(form='surrogate') divides by q + ε in training mode, which makes T too small to be a "
+                "bound. Call .eval() first: evaluation mode uses the exact ratio."
+            )
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, form={self.form!r}"
+
+
+def exponential_ratio(log_q: Tensor) -> Tensor:  # (groups, N) → (groups, N, N)
+    """r_ij = exp(clamp(log q_j − log q_i)); the clamp is symmetric, so r_ij r_ji = 1 is kept."""
+    difference = log_q[:, None, :] - log_q[:, :, None]
+    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+class Rescaled(Bound):
+    """T_i = (Σ_j |(WᵀW)^(2^k)|_ij q_j/q_i)^(1/2^k): SLL at order k = 0, Spectral as k grows.
+
+    P ⪯ D implies P^(1/2^k) ⪯ D^(1/2^k) (Löwner–Heinz), so any q > 0 is sound at any order. The powers of
+    a convolution are uncropped: cropping them to the kernel's size would lose the guarantee.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        order: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = positive_int("size", size)
+        if isinstance(order, bool) or not isinstance(order, int) or not 0 <= order <= 8:
+            raise ValueError(f"order must be an integer from 0 (SLL) to 8; got {order!r}. Try 1 or 2.")
+        self.order = order
+        self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        ratio = exponential_ratio(columns.spread(self.log_q.to(columns.taps.dtype)))
+        if self.order == 0:
+            return columns, columns.collect((absolute_gram(columns) * ratio).sum(dim=-1))
+        return columns, columns.collect(power_row_sums(columns, ratio, self.order))
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, order={self.order}"
+
+
+class Optimal(Bound):
+    """The T closest to WᵀW, by a semidefinite program (Eq. AOLplus); post hoc and for dense weights.
+
+    ``fit`` solves for the shape Γ of one weight and keeps it. Every forward pass then takes
+    T = c·Γ⁻¹ with c a proved upper bound of ‖WΓ^½‖² for the weight *of that moment*: no solver output is
+    trusted, and a weight that moved on makes T looser, never wrong. Unfitted, Γ = I and T is Spectral's.
+
+    Args:
+        size: n, the number of columns of W.
+        objective: ``trace``, tr(I − T^(−½)WᵀWT^(−½)), or ``frobenius``, its Frobenius norm.
+    """
+
+    gamma: Tensor
+    dense_only = True
+
+    def __init__(
+        self,
+        size: int,
+        objective: Literal["trace", "frobenius"] = "trace",
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = positive_int("size", size)
+        self.objective: Literal["trace", "frobenius"] = objective
+        one_of("objective", objective, ("trace", "frobenius"))
+        self.register_buffer("gamma", torch.ones(size, device=device, dtype=dtype))
+
+    def fit(self, weight: Tensor, *, gap: float = 1e-3) -> OptimalSolution:
+        """Solve for ``weight``, (n, m) with a row per column of W, and keep its Γ (up to scale)."""
+        if weight.ndim != 2 or weight.shape[0] != self.size:
+            raise ValueError(
+                f"weight must be ({self.size}, m), a row per column of W; got {tuple(weight.shape)}. "
+                "Pass layer.weight of a residual layer, layer.weight.T of an affine one."
+            )
+        solution = optimal_gamma(weight.detach(), objective=self.objective, gap=gap)
+        largest = solution.gamma.max().clamp_min(torch.finfo(torch.float64).tiny)
+        with torch.no_grad():
+            self.gamma.copy_(solution.gamma / largest)
+        return solution
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        gamma = columns.spread(self.gamma.to(columns.taps.dtype))  # (groups, N)
+        scaled = Columns(columns.taps * gamma.sqrt()[:, :, None, None, None], columns.phases)
+        per_group = squared_norm_bound(scaled, iterations=6)
+        t = per_group[:, None] * safe_reciprocal(gamma)
+        return columns, columns.collect(torch.where(gamma > 0, t, torch.inf))
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, objective={self.objective!r}"
+
+
+class Orthogonal(Bound):
+    """W replaced by an orthonormal weight, T = I: orthogonal layers, and their residual form (dense).
+
+    T carries the measured deviation, T = (1 + ‖WᵀW − I‖_∞) I (or of WWᵀ when W is wide), so that an
+    inexact inverse or a series cut short never counts as exactly orthogonal.
+    """
+
+    dense_only = True
+
+    def __init__(self, method: str = "cayley") -> None:
+        super().__init__()
+        self.method = one_of("method", method, METHODS)
+
+    def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight as it is: the orthonormal matrix is not proportional to it, so no scale is taken out."""
+        weight = at_least_float32(weight)
+        return weight, torch.ones((), device=weight.device, dtype=weight.dtype)
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        weight = orthonormal(columns.matrix(), self.method)
+        t = 1 + gram_deviation(weight.detach())
+        return dense_columns(weight), t.expand(columns.count)
+
+    def extra_repr(self) -> str:
+        return f"method={self.method!r}"
+
+
+CONVOLUTIONAL = ("aol", "rescaled", "sll", "sll_shifted", "sll_surrogate", "spectral")
+NAMES = (*CONVOLUTIONAL, "optimal", "orthogonal")
+
+
+def make_bound(
+    bound: str | Bound,
+    size: int,
+    *,
+    convolution: bool = False,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Bound:
+    """A bound from its name or from an object, for a weight with ``size`` columns."""
+    made = bound if isinstance(bound, Bound) else _named_bound(bound, size, device, dtype)
+    if made.size is not None and made.size != size:
+        raise ValueError(
+            f"bound must be made for the layer's {size} columns; got {type(made).__name__} for "
+            f"{made.size}. Pass {type(made).__name__}({size})."
+        )
+    if convolution and made.dense_only:
+        raise NotCertified(
+            f"bound must be one that is proved for convolutions, one of {list(CONVOLUTIONAL)}; got "
+            f"{type(made).__name__}, which is for dense weights. Use bound='sll'."
+        )
+    return made
+
+
+def _named_bound(bound: str, size: int, device: torch.device | str | None, dtype: torch.dtype | None) -> Bound:
+    name = one_of("bound", bound, NAMES, cure="Or pass an object, such as lipcert.bounds.Rescaled(n, order=2).")
+    match name:
+        case "spectral":
+            return Spectral()
+        case "aol":
+            return AOL()
+        case "sll":
+            return SLL(size, device=device, dtype=dtype)
+        case "sll_shifted":
+            return SLL(size, "shifted", device=device, dtype=dtype)
+        case "sll_surrogate":
+            return SLL(size, "surrogate", device=device, dtype=dtype)
+        case "rescaled":
+            return Rescaled(size, device=device, dtype=dtype)
+        case "optimal":
+            return Optimal(size, device=device, dtype=dtype)
+        case _:
+            return Orthogonal()

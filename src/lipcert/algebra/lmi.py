@@ -1,0 +1,68 @@
+"""The matrix inequalities of the paper, as matrices and as checks (Theorems 1, 4 and 6).
+
+Theorem 4: h(x) = Hx + Gσ(Wᵀx + b) is 1-Lipschitz if, for some diagonal Λ ⪰ 0,
+
+    [ I − HᵀH        −HᵀG − WΛ ]
+    [ −GᵀH − ΛWᵀ      2Λ − GᵀG ]  ⪰ 0.
+
+H = 0 gives Fazlyab et al. (2019), Theorem 1, with (α, β, W⁰, W¹) = (0, 1, Wᵀ, G); H = I forces
+G = −WΛ, and with T = 2Λ⁻¹ what remains is WᵀW ⪯ T.
+
+Rounding: a margin is λ_min computed in float64, an estimate good to its own backward error; ``holds``
+allows that error and no more, so it can accept a violation of its size. These checks test theorems and
+shapes; they are no certificate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def theorem4_matrix(h: Tensor, g: Tensor, w: Tensor, lam: Tensor) -> Tensor:
+    """The matrix of Theorem 4 for H (k, m), G (k, n), W (m, n), λ (n,), in float64: (m+n, m+n)."""
+    h, g, w, lam = (part.detach().double() for part in (h, g, w, lam))
+    m, n = w.shape
+    if h.shape[1] != m or g.shape[1] != n or h.shape[0] != g.shape[0] or lam.shape != (n,):
+        raise ValueError(
+            "H, G, W, λ must have shapes (k, m), (k, n), (m, n), (n,); got "
+            f"{tuple(h.shape)}, {tuple(g.shape)}, {tuple(w.shape)}, {tuple(lam.shape)}. Transpose W if it is Wᵀ."
+        )
+    cross = -h.mT @ g - w * lam
+    top = torch.cat([torch.eye(m, dtype=w.dtype, device=w.device) - h.mT @ h, cross], dim=1)
+    bottom = torch.cat([cross.mT, 2 * torch.diag(lam) - g.mT @ g], dim=1)
+    return torch.cat([top, bottom])
+
+
+def condition_matrix(w: Tensor, t: Tensor) -> Tensor:
+    """T − WᵀW of Theorem 1 for W (m, n) and diag(T) (n,), in float64."""
+    w, t = w.detach().double(), t.detach().double()
+    return torch.diag(t) - w.mT @ w
+
+
+def singular_condition_matrix(w: Tensor, gamma: Tensor) -> Tensor:
+    """Γ − ΓWᵀWΓ of Theorem 6 for W (m, n) and diag(Γ) (n,), in float64; Γ_i = 0 is allowed."""
+    scaled = (w.detach() * gamma.detach()).double()
+    return torch.diag(gamma.detach().double()) - scaled.mT @ scaled
+
+
+def residual_parts(w: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
+    """(H, G) = (I, −WΛ): the choice that reduces Theorem 4 to WᵀW ⪯ T with T = 2Λ⁻¹."""
+    return torch.eye(w.shape[0], dtype=w.dtype, device=w.device), -w * lam
+
+
+def smallest_eigenvalue_estimate(matrix: Tensor) -> float:
+    """λ_min of a symmetric float64 matrix, to within ``eigenvalue_error``."""
+    return float(torch.linalg.eigvalsh(matrix)[0])
+
+
+def eigenvalue_error(matrix: Tensor) -> float:
+    """What rounding may move λ_min by: n·eps·‖M‖_F, the backward error of forming and of ``eigvalsh``."""
+    return len(matrix) * torch.finfo(matrix.dtype).eps * float(torch.linalg.matrix_norm(matrix))
+
+
+def holds(matrix: Tensor) -> bool:
+    """Whether M ⪰ 0 up to the rounding error of computing λ_min. False for anything not finite."""
+    if not bool(torch.isfinite(matrix).all()):
+        return False
+    return smallest_eigenvalue_estimate(matrix) >= -eigenvalue_error(matrix)

@@ -1,0 +1,158 @@
+"""Orthonormal weights from free parameters: W ↦ Q with QᵀQ = I (tall) or QQᵀ = I (wide), dense.
+
+Five published maps. Where exact orthogonality would need an inverse that may not exist or a series
+without end, the map errs on the side of a contraction, ‖Q‖ ≤ 1, which is all that T = I needs:
+
+- ``cayley``   (I − A)(I + A)⁻¹ with A skew plus VᵀV (Trockman & Kolter 2021): orthonormal.
+- ``exp``      the exponential series of a skew matrix (SOC, Singla & Feizi 2021), cut at an order and
+               norm for which the cut series is a contraction, then squared.
+- ``bjorck``   Q ← Q(3I − QᵀQ)/2 from ‖Q‖ ≤ 1: singular values move up in [0, 1] (Björck & Bowie 1971).
+- ``cholesky`` VL^(−ᵀ), LLᵀ = VᵀV + εI (Hu et al. 2023): the ridge ε makes QᵀQ ⪯ I, never more.
+- ``reflector`` block reflectors I − 2V(VᵀV + εI)⁻¹Vᵀ (BRO, Lai et al. 2025), likewise.
+
+Rounding: none is directed; callers measure ``gram_deviation`` and enlarge T by it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lipcert.algebra.gram import dense_columns
+from lipcert.algebra.scale import safe_reciprocal, unit_scale
+from lipcert.algebra.spectral import squared_norm_bound
+from lipcert.errors import one_of
+
+METHODS = ("bjorck", "cayley", "cholesky", "exp", "reflector")
+
+# Highest powers at which the cut exponential series of a skew matrix of norm ≤ 1.7 has norm ≤ 1: the
+# first term left out must point inwards. Orders 5, 6, 9, 10 leave the unit ball for small angles already.
+CONTRACTING_ORDERS = (3, 4, 7, 8, 11, 12)
+CONTRACTING_ANGLE = 1.7
+EXP_ORDER, EXP_SQUARINGS = 12, 2  # angles up to 4 × 1.7 > π: every rotation is reached
+BJORCK_STEPS = 15
+
+
+def orthonormal(weight: Tensor, method: str) -> Tensor:  # (n, m) → (n, m)
+    """A matrix of the shape of ``weight`` with orthonormal rows or columns, whichever are fewer."""
+    method = one_of("method", method, METHODS)
+    tall = weight if weight.shape[0] >= weight.shape[1] else weight.mT
+    maps = {
+        "bjorck": bjorck,
+        "cayley": cayley,
+        "cholesky": cholesky,
+        "exp": exponential,
+        "reflector": reflector,
+    }
+    result = maps[method](tall)
+    return result if tall is weight else result.mT
+
+
+def gram_deviation(weight: Tensor) -> Tensor:  # ()
+    """‖QᵀQ − I‖_∞ ≥ ‖QᵀQ − I‖₂ (QQᵀ when wide), so ‖Q‖² ≤ 1 + this."""
+    gram = weight.mT @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.mT
+    return (gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)).abs().sum(dim=1).amax()
+
+
+def cayley(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+    """[(I + A)⁻¹(I − A); −2V(I + A)⁻¹] with A = U − Uᵀ + VᵀV, for ``tall`` = [U; V]."""
+    tall = _bounded(tall)
+    n = tall.shape[1]
+    top, bottom = tall[:n], tall[n:]
+    skew = top - top.mT + bottom.mT @ bottom
+    eye = _eye(tall, n)
+    inverse = torch.linalg.solve(eye + skew, eye)  # its real part is at least I: always invertible
+    return torch.cat([inverse @ (eye - skew), -2 * bottom @ inverse])
+
+
+def exponential(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+    """The first n columns of S(A/4)⁴ with S the series to order 12 and A = M − Mᵀ, M = [tall 0].
+
+    A is scaled down where its norm exceeds 4 × 1.7, by a proved bound of that norm.
+    """
+    m, n = tall.shape
+    square = F.pad(_bounded(tall), (0, m - n))
+    skew = square - square.mT
+    norm = squared_norm_bound(dense_columns(skew), iterations=6)[0].clamp_min(1.0).sqrt()
+    halvings = 2.0**EXP_SQUARINGS
+    skew = skew * (halvings * CONTRACTING_ANGLE / norm).clamp_max(1.0) / halvings
+    result = exponential_series(skew, EXP_ORDER)
+    for _ in range(EXP_SQUARINGS):
+        result = result @ result
+    return result[:, :n]
+
+
+def exponential_series(skew: Tensor, order: int) -> Tensor:  # (m, m)
+    """Σ_{j ≤ order} A^j/j!, a contraction for skew A of norm at most 1.7 (proved orders only)."""
+    if order not in CONTRACTING_ORDERS:
+        raise ValueError(
+            f"order must be one of {list(CONTRACTING_ORDERS)}; got {order!r}. At other orders the cut series "
+            "has norm above 1: take the next order in the list."
+        )
+    eye = _eye(skew, len(skew))
+    result = eye
+    for power in range(order, 0, -1):  # Horner: I + A/1 (I + A/2 (I + …))
+        result = eye + skew @ result / power
+    return result
+
+
+def bjorck(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+    """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step."""
+    unit = tall / unit_scale(tall)
+    bound = squared_norm_bound(dense_columns(unit), iterations=6)[0]
+    result = unit * torch.where(bound > 0, safe_reciprocal(bound).sqrt(), 0.0)
+    for _ in range(BJORCK_STEPS):
+        result = 1.5 * result - 0.5 * result @ (result.mT @ result)
+    return result
+
+
+def cholesky(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+    """VL^(−ᵀ) with LLᵀ = VᵀV + εI."""
+    factor, unit = _ridged_cholesky(tall)
+    return torch.linalg.solve_triangular(factor, unit.mT, upper=False).mT
+
+
+def reflector(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+    """The first n columns of R(V₁)R(V₂), V₁ and V₂ the two halves of the columns of ``tall``.
+
+    One reflector from all columns of a square matrix would be −I whatever the parameters; two from the
+    halves use each of them, and V₁ = V₂ is the identity.
+    """
+    m, n = tall.shape
+    result = _eye(tall, m)[:, :n]
+    for half in reversed(tall.split((n + 1) // 2, dim=1)):
+        result = block_reflector(half) @ result
+    return result
+
+
+def block_reflector(v: Tensor) -> Tensor:  # (m, r) → (m, m)
+    """I − 2V(VᵀV + εI)⁻¹Vᵀ: symmetric, eigenvalues 1 − 2s²/(s² + ε) in [−1, 1]."""
+    factor, unit = _ridged_cholesky(v)
+    half = torch.linalg.solve_triangular(factor, unit.mT, upper=False)  # L⁻¹Vᵀ, (r, m)
+    return _eye(v, v.shape[0]) - 2 * half.mT @ half
+
+
+def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
+    """(L, V̂) with LLᵀ = V̂ᵀV̂ + εI and V̂ = V/s of largest entry near 1.
+
+    ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot.
+    """
+    unit = v / unit_scale(v)
+    gram = unit.mT @ unit
+    m, n = v.shape
+    eps = torch.finfo(v.dtype).eps
+    ridge = 8 * (m + n) * eps * (gram.detach().diagonal().sum() + 1)
+    return torch.linalg.cholesky(gram + ridge * _eye(v, n)), unit
+
+
+def _bounded(weight: Tensor) -> Tensor:
+    """The weight, scaled down where its largest entry exceeds 64: I + A must stay well conditioned.
+
+    Any scaling of the parameters gives another orthonormal matrix, so this costs no soundness.
+    """
+    return weight * (64.0 / weight.abs().amax().clamp_min(64.0))
+
+
+def _eye(like: Tensor, n: int) -> Tensor:
+    return torch.eye(n, device=like.device, dtype=like.dtype)

@@ -1,0 +1,74 @@
+"""Scales and reciprocals at which nothing overflows and no gradient is NaN (Theorem 6).
+
+A layer is the same function of W = s·Ŵ for every s > 0: T = s²·T̂ and WT⁻¹σ(·) = ŴT̂⁻¹σ(·)/s. So the
+Gram of Ŵ, with a largest entry near 1, serves weights of any size. A column so small that T̂_i would
+leave the range in which 1/T̂ and its gradient are finite is dead: Γ_i = 0, which Theorem 6 allows.
+
+Rounding: Γ = 1/T is rounded to nearest; declaring a neuron dead only makes Γ smaller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+
+def unit_scale(weight: Tensor) -> Tensor:  # ()
+    """A power of two s with max|W|/s in [1, 2), at least tiny^¼, detached.
+
+    The floor keeps σ(·)/s and its gradients finite when all of W is tiny. No gradient flows through s:
+    the layer does not depend on it.
+    """
+    largest = weight.detach().abs().amax()
+    exponent = torch.frexp(largest).exponent - 1
+    floor = torch.finfo(weight.dtype).tiny ** 0.25
+    return torch.ldexp(torch.ones_like(largest), exponent).clamp_min(floor)
+
+
+def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(Ŵ, s) with W = s·Ŵ, in float32 or better."""
+    weight = at_least_float32(weight)
+    scale = unit_scale(weight)
+    return weight / scale, scale
+
+
+def dead_below(dtype: torch.dtype) -> float:
+    """T̂_i at or below tiny^⅜ (7e-15 relative in float32): then 1/T̂² stays finite, with room to spare."""
+    return float(torch.finfo(dtype).tiny ** 0.375)
+
+
+def alive(t: Tensor) -> Tensor:
+    """Which neurons have a T that is finite and not too small to be inverted."""
+    return (t > dead_below(t.dtype)) & torch.isfinite(t)
+
+
+def inverse(t: Tensor) -> Tensor:
+    """Γ = T⁻¹, zero for dead neurons, with finite gradients (masked before the division, not after)."""
+    living = alive(t)
+    return torch.where(living, torch.where(living, t, 1.0).reciprocal(), 0.0)
+
+
+def inverse_sqrt(t: Tensor) -> Tensor:
+    """Γ^½ = T^(−½), zero for dead neurons, with finite gradients."""
+    living = alive(t)
+    return torch.where(living, torch.where(living, t, 1.0).rsqrt(), 0.0)
+
+
+def safe_reciprocal(value: Tensor) -> Tensor:
+    """1/value where value > 0, else 1: for use under a mask."""
+    return torch.where(value > 0, value, 1.0).reciprocal()
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """T is computed in float32 or better even when the layer runs under bf16 or fp16 autocast."""
+    kind = tensor.device.type
+    if not torch.amp.is_autocast_available(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)

@@ -1,0 +1,61 @@
+"""Norms and row sums of the powers G^(2^k) of a Gram matrix: Gram iteration, dense and convolutional.
+
+‖G‖ = ‖G^(2^k)‖^(1/2^k) for Hermitian G, and any norm that dominates the spectral one turns this into an
+upper bound that tightens as k grows. A convolution is treated frequency by frequency: squaring the
+symbol is convolving the lags with themselves, uncropped.
+
+Every squaring is preceded by a division by the largest entry. The factors are detached: the result
+does not depend on them.
+Rounding: relative errors stay relative; underflow of the powers would shrink T, so ``power_row_sums``
+adds what underflow can have removed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lipcert.algebra.gram import Columns, symbol, torus_grid
+
+
+def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,)
+    """An upper bound of ‖W‖² for each group, differentiable."""
+    grid, factor = torus_grid(columns)
+    matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
+    small = matrix @ matrix.mH if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH @ matrix
+    power, scale = _normalised_power(small, iterations, dims=(-2, -1))
+    frobenius = torch.linalg.matrix_norm(power)
+    row_sum = power.abs().sum(dim=-1).amax(dim=-1)
+    # The largest entry of a non-zero power is 1, so both norms are at least 1; a zero matrix has scale 0.
+    norm = torch.minimum(frobenius, row_sum).clamp_min(1.0) ** (0.5**iterations)
+    return factor * (scale[..., 0, 0] * norm).amax(dim=-1)
+
+
+def power_row_sums(columns: Columns, ratio: Tensor, order: int) -> Tensor:  # (groups, N)
+    """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] r_ij)^(1/2^order), order ≥ 1."""
+    kernel = columns.taps.shape[3:]
+    grid = tuple(2 ** (order + 1) * (taps - 1) + 1 for taps in kernel)  # lags of the full power
+    dense = kernel == (1, 1)
+    matrix = symbol(columns, (grid[0], grid[1]))  # (groups, frequencies, N, rows)
+    power, scale = _normalised_power(matrix @ matrix.mH, order, dims=(-3, -2, -1))
+    if dense:
+        absolute = power[:, 0].abs()
+    else:
+        half = power.permute(0, 2, 3, 1).unflatten(-1, (grid[0], grid[1] // 2 + 1))
+        absolute = torch.fft.irfft2(half, s=grid).abs().sum(dim=(-2, -1))  # (groups, N, N)
+    inner = ratio.shape[-1] * grid[0] * grid[1]
+    lost = torch.finfo(ratio.dtype).tiny * (2.0 * inner) ** (order + 1)
+    return scale[:, 0, 0] * ((absolute + lost) * ratio).sum(dim=-1) ** (0.5**order)
+
+
+def _normalised_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(P, s) with gram^(2^squarings) = s^(2^squarings)·P and the largest entry of P equal to 1."""
+    scale = torch.ones_like(gram.real.detach().amax(dim=dims, keepdim=True))
+    power = gram
+    for step in range(squarings + 1):
+        if step:
+            power = power @ power
+        largest = power.detach().abs().amax(dim=dims, keepdim=True)
+        power = power / torch.where(largest > 0, largest, 1.0)
+        scale = scale * largest ** (0.5**step)
+    return power, scale

@@ -1,0 +1,1 @@
+"""Layers with a Lipschitz constant: residual, affine, orthogonal, general, and what goes between them."""

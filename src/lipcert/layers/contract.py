@@ -1,0 +1,99 @@
+"""What every layer promises: ``lipschitz_bound()``, a constant proved in real arithmetic.
+
+A layer answers for its formula with its present parameters and mode. What nobody vouched for is
+refused, never counted as 1: ``lipschitz_bound`` of an unknown module raises ``NotCertified``.
+
+Rounding: products are rounded up. The constants are those of the formulas, not of the floating-point
+forward pass.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.activations import Abs, GroupSort, Householder, MaxMin
+from lipcert.algebra.bounds import Bound
+from lipcert.algebra.scale import at_least_float32
+from lipcert.errors import NotCertified
+
+
+class LipschitzLayer(nn.Module, abc.ABC):
+    """A module with a proved Lipschitz constant in the L2 norm."""
+
+    @abc.abstractmethod
+    def lipschitz_bound(self) -> float:
+        """L with ‖f(x) − f(y)‖ ≤ L‖x − y‖ for all x, y, in real arithmetic; NotCertified if there is none."""
+
+
+class BoundedLayer(LipschitzLayer):
+    """A layer made of a weight, a bias and a choice of T, 1-Lipschitz whenever WᵀW ⪯ T.
+
+    Half-precision parameters are widened to float32 for the whole layer and the result is narrowed once;
+    under autocast the products follow autocast and T does not.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    bound: Bound
+
+    @abc.abstractmethod
+    def check(self, x: Tensor) -> None:
+        """Raise ValueError or NotCertified if the layer cannot take ``x``."""
+
+    @abc.abstractmethod
+    def compute(self, x: Tensor) -> Tensor:
+        """The formula of the layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        if self.weight.dtype in (torch.float32, torch.float64):
+            return self.compute(x)
+        return self.compute(at_least_float32(x)).to(x.dtype)
+
+    def lipschitz_bound(self) -> float:
+        require_finite(self)
+        self.bound.require_sound()
+        return 1.0
+
+
+def require_finite(module: nn.Module) -> None:
+    """Raise ``NotCertified`` if a parameter or buffer of ``module`` is NaN or infinite."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NotCertified(
+                f"{type(module).__name__}.{name} must be finite; got NaN or infinity. "
+                "Load a checkpoint from before the training diverged."
+            )
+
+
+_EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh, Abs, MaxMin, GroupSort, Householder)
+
+
+def lipschitz_bound(module: nn.Module) -> float:
+    """A proved Lipschitz constant of a layer, of an activation, or of an ``nn.Sequential`` of them."""
+    if isinstance(module, LipschitzLayer):
+        return module.lipschitz_bound()
+    kind = type(module)  # exact: a subclass may compute something else
+    if kind is nn.Sequential:
+        product = 1.0
+        for child in module.children():
+            factor = lipschitz_bound(child)
+            product = product if factor == 1.0 else math.nextafter(product * factor, math.inf)
+        return product
+    require_finite(module)
+    if kind in _EXACT_ONE:
+        return 1.0
+    if isinstance(module, nn.Sigmoid) and kind is nn.Sigmoid:
+        return 0.25
+    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
+        return max(1.0, abs(module.negative_slope))
+    if isinstance(module, nn.ELU) and kind is nn.ELU:
+        return max(1.0, abs(module.alpha))
+    raise NotCertified(
+        f"no Lipschitz constant is proved for {kind.__module__}.{kind.__qualname__}. Replace it by a lipcert "
+        "layer, or by one of Identity, Flatten, ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Sequential of torch.nn."
+    )

@@ -1,0 +1,65 @@
+"""What convolutional layers share: which padding has a proof, circular padding and its adjoint.
+
+Zero padding deletes rows and columns of the infinite operator, which cannot raise its norm, whatever
+the amount. Circular padding wraps the image; it keeps the norm only if no output position occurs twice.
+Reflect and replicate padding repeat pixels: norms up to 1.9 and 2.2 under a bound of 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import PADDING_MODES
+from lipcert.errors import NotCertified
+
+
+def check_padding_mode(mode: str, padding: tuple[int, int], kernel_size: tuple[int, int]) -> str:
+    """``mode`` if a proof covers it with this padding and kernel."""
+    if mode in ("reflect", "replicate"):
+        raise NotCertified(
+            f"padding_mode must be one of {list(PADDING_MODES)}; got {mode!r}, which repeats pixels and can "
+            "double the norm under any of our bounds. Use padding_mode='zeros' or 'circular'."
+        )
+    if mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode must be one of {list(PADDING_MODES)}; got {mode!r}. Use 'zeros'.")
+    if mode == "circular" and any(2 * p > k - 1 for p, k in zip(padding, kernel_size, strict=True)):
+        raise NotCertified(
+            f"circular padding must be at most (kernel − 1)/2 on each side, or outputs repeat; got padding "
+            f"{padding} for kernel {kernel_size}. Use an odd kernel, less padding, or padding_mode='zeros'."
+        )
+    return mode
+
+
+def check_image(x: Tensor, channels: int, layer: nn.Module) -> None:
+    """Raise ValueError unless ``x`` is (N, channels, H, W) or (channels, H, W)."""
+    if x.ndim not in (3, 4) or x.shape[-3] != channels:
+        raise ValueError(
+            f"{type(layer).__name__} expects (N, {channels}, H, W); got {tuple(x.shape)}. "
+            "Pass images with the channels before height and width."
+        )
+
+
+def pad_circular(x: Tensor, padding: tuple[int, int]) -> Tensor:
+    """x wrapped around by ``padding`` (height, width) on each side."""
+    high, wide = padding
+    if high > x.shape[-2] or wide > x.shape[-1]:
+        raise ValueError(
+            f"circular padding wraps at most once: expected an image of at least {high}×{wide}; got "
+            f"{x.shape[-2]}×{x.shape[-1]}. Use a smaller kernel or a larger image."
+        )
+    return F.pad(x, (wide, wide, high, high), mode="circular")
+
+
+def unpad_circular(y: Tensor, padding: tuple[int, int]) -> Tensor:
+    """The adjoint of ``pad_circular``: what was copied into the margins is added back where it came from."""
+    for dim, p in zip((-2, -1), padding, strict=True):
+        if p:
+            size = y.shape[dim] - 2 * p
+            before, core, after = y.split([p, size, p], dim=dim)
+            zeros = list(core.shape)
+            zeros[dim] = size - p
+            gap = torch.zeros(zeros, device=y.device, dtype=y.dtype)
+            y = core + torch.cat([after, gap], dim=dim) + torch.cat([gap, before], dim=dim)
+    return y

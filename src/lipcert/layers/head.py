@@ -1,0 +1,96 @@
+"""The last layer, normalised: each logit has a weight of norm 1 (last layer normalisation, Singla et al. 2022).
+
+The margin between two classes then changes by at most ‖w_i − w_j‖ ≤ 2 per unit of the input, a constant
+per *pair*; the constant of the whole map is another, larger number. Certificates use the pairs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import dense_columns
+from lipcert.algebra.scale import at_least_float32, no_autocast
+from lipcert.algebra.spectral import squared_norm_bound
+from lipcert.errors import positive_int
+from lipcert.layers.contract import LipschitzLayer, require_finite
+
+
+class NormalizedHead(LipschitzLayer):
+    """logits_i = w_iᵀx/‖w_i‖ + b_i. A row w_i = 0 gives the constant logit b_i.
+
+    Shape:
+        (*, in_features) → (*, num_classes).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = positive_int("in_features", in_features)
+        self.num_classes = positive_int("num_classes", num_classes)
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def unit_weight(self) -> Tensor:  # (num_classes, in_features)
+        """The rows w_i/‖w_i‖."""
+        with no_autocast(self.weight):
+            return unit_rows(at_least_float32(self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 1 or x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"NormalizedHead expects (*, {self.in_features}); got {tuple(x.shape)}. "
+                "Flatten the features before the head."
+            )
+        weight = self.unit_weight()
+        wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
+        bias = None if self.bias is None else self.bias.to(weight.dtype)
+        logits = F.linear(wide, weight, bias)
+        return logits if wide is x else logits.to(x.dtype)
+
+    def lipschitz_bound(self) -> float:
+        """Of the whole map to the logits, ‖Ŵ‖ ≤ √num_classes; certificates use ``pairwise_bound``."""
+        require_finite(self)
+        with torch.no_grad():
+            rows = unit_rows(self.weight.double())
+            squared = float(squared_norm_bound(dense_columns(rows), iterations=8)[0])
+        return math.sqrt(squared) * self._rounding()
+
+    def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
+        """‖w_i − w_j‖ of the unit rows, rounded up: how fast the margin between classes i and j can change."""
+        require_finite(self)
+        with torch.no_grad():
+            rows = unit_rows(self.weight.double())
+            return torch.linalg.vector_norm(rows[:, None] - rows[None, :], dim=-1) + 2 * (self._rounding() - 1)
+
+    def _rounding(self) -> float:
+        """1 + c·eps, c = 4(in_features + num_classes + 8): norms of unit rows in float64, and room to spare."""
+        return 1.0 + 4 * (self.in_features + self.num_classes + 8) * torch.finfo(torch.float64).eps
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
+
+
+def unit_rows(weight: Tensor) -> Tensor:
+    """w_i/‖w_i‖, each row divided by its largest entry first so that no norm overflows or underflows."""
+    largest = weight.detach().abs().amax(dim=1, keepdim=True)
+    alive = largest > torch.finfo(weight.dtype).tiny ** 0.25  # below, a row counts as 0: its gradient is huge
+    unit = torch.where(alive, weight, 0.0) / torch.where(alive, largest, 1.0)
+    norm = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
+    return unit / torch.where(alive, norm, 1.0)

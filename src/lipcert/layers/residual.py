@@ -1,0 +1,171 @@
+"""Residual layers h(x) = x − 2WT⁻¹σ(Wᵀx + b), dense and convolutional (Theorem 1, statement 2).
+
+The weight is used as Ŵ = W/s with T̂ = T/s², the same function for every s (``algebra.scale``):
+h(x) = x − ŴΓ̂·2σ(s·(Ŵᵀx + b/s))/s. The two products use one weight and exact adjoints, so the
+Jacobian I − 2WΓDWᵀ is symmetric, and 0 ⪯ WΓDWᵀ ⪯ I bounds its norm by 1.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipcert.activations import slope_restricted
+from lipcert.algebra.bounds import Bound, make_bound
+from lipcert.algebra.gram import dense_columns, residual_columns
+from lipcert.algebra.scale import at_least_float32, inverse, no_autocast
+from lipcert.errors import NotCertified, pair, positive_int
+from lipcert.layers.contract import BoundedLayer
+from lipcert.layers.convolution import check_image, check_padding_mode, pad_circular, unpad_circular
+
+
+class ResidualLinear(BoundedLayer):
+    """h(x) = x − 2WT⁻¹σ(Wᵀx + b), 1-Lipschitz whenever WᵀW ⪯ T.
+
+    Args:
+        features: m, the size of x.
+        hidden: n, the number of columns of W.
+        bound: the choice of T, a name or an object of ``lipcert.bounds``.
+        activation: σ, with slope in [0, 1].
+        bias: whether b is learned; without it b = 0.
+
+    Shape:
+        (*, m) → (*, m). ``weight`` stores Wᵀ, (n, m), as ``nn.Linear`` does.
+
+    ``bound="spectral"`` is CPL, ``"aol"`` residual AOL, ``"sll"`` SLL, ``"orthogonal"`` the residual
+    orthogonal layer x − 2Wσ(Wᵀx + b) with WᵀW = I.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        bound: str | Bound = "sll",
+        activation: str = "relu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.hidden = positive_int("features", features), positive_int("hidden", hidden)
+        self.activation = slope_restricted(activation)
+        self.bound = make_bound(bound, hidden, device=device, dtype=dtype)
+        self.weight = nn.Parameter(torch.empty(hidden, features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(self.features**-0.5), self.features**-0.5)
+
+    def check(self, x: Tensor) -> None:
+        if x.ndim < 1 or x.shape[-1] != self.features:
+            raise ValueError(
+                f"ResidualLinear expects (*, {self.features}); got {tuple(x.shape)}. "
+                f"Flatten images first, or build the layer with features={x.shape[-1] if x.ndim else 1}."
+            )
+
+    def compute(self, x: Tensor) -> Tensor:
+        with no_autocast(x):
+            unit, scale = self.bound.prepare(self.weight)
+            columns, t = self.bound(dense_columns(unit))
+            weight, gamma = columns.matrix(), inverse(t)
+            bias = None if self.bias is None else at_least_float32(self.bias) / scale
+        z = self.activation.scaled(F.linear(x, weight, bias), scale)  # σ(Wᵀx + b)/s, (*, n)
+        return x - F.linear(z * (2 * gamma), weight.mT)
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, {self.hidden}, activation={self.activation.name!r}, bias={self.bias is not None}"
+
+
+class ResidualConv2d(BoundedLayer):
+    """h(x) = x − 2WT⁻¹σ(Wᵀx + b) with Wᵀ a convolution and W its exact adjoint.
+
+    Args:
+        channels: of x and of h(x).
+        hidden: channels of Wᵀx.
+        kernel_size, stride: of Wᵀ. A stride thins the hidden neurons; the output keeps the input's shape.
+        padding_mode: ``zeros`` or ``circular``. The padding is k//2, so an odd kernel is "same". Reflect and
+            replicate padding can double the norm and are refused.
+        bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``hidden`` columns.
+        activation: σ, with slope in [0, 1].
+
+    Shape:
+        (N, channels, H, W) → the same, for any H and W; ``circular`` needs H and W divisible by the stride.
+        ``weight`` is (hidden, channels, kernel_h, kernel_w), as in ``nn.Conv2d``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        kernel_size: int | tuple[int, int] = 3,
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding_mode: str = "zeros",
+        bound: str | Bound = "sll",
+        activation: str = "relu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.hidden = positive_int("channels", channels), positive_int("hidden", hidden)
+        self.kernel_size, self.stride = pair("kernel_size", kernel_size), pair("stride", stride)
+        self.padding = (self.kernel_size[0] // 2, self.kernel_size[1] // 2)
+        self.padding_mode = check_padding_mode(padding_mode, self.padding, self.kernel_size)
+        self.activation = slope_restricted(activation)
+        self.bound = make_bound(bound, hidden, convolution=True, device=device, dtype=dtype)
+        self.weight = nn.Parameter(torch.empty(hidden, channels, *self.kernel_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            limit = (self.channels * self.kernel_size[0] * self.kernel_size[1]) ** -0.5
+            nn.init.uniform_(self.bias, -limit, limit)
+
+    def check(self, x: Tensor) -> None:
+        check_image(x, self.channels, self)
+        if self.padding_mode == "circular" and (x.shape[-2] % self.stride[0] or x.shape[-1] % self.stride[1]):
+            raise NotCertified(
+                f"circular padding needs an image divisible by the stride {self.stride}; got "
+                f"{x.shape[-2]}×{x.shape[-1]}, where positions across the border meet at lags the bound does "
+                "not cover. Use padding_mode='zeros', or resize the image."
+            )
+
+    def compute(self, x: Tensor) -> Tensor:
+        with no_autocast(x):
+            kernel, scale = self.bound.prepare(self.weight)
+            _, t = self.bound(residual_columns(kernel, self.stride))
+            gamma = inverse(t)[:, None, None]
+            bias = None if self.bias is None else at_least_float32(self.bias) / scale
+        image = x.shape[-2:]
+        padding = self.padding
+        if self.padding_mode == "circular":
+            z = F.conv2d(pad_circular(x, padding), kernel, bias, self.stride)
+        else:
+            z = F.conv2d(x, kernel, bias, self.stride, padding)
+        z = self.activation.scaled(z, scale) * (2 * gamma)  # 2Γσ(Wᵀx + b)/s
+        if self.padding_mode == "circular":
+            padded = (image[0] + 2 * padding[0], image[1] + 2 * padding[1])
+            return x - unpad_circular(self._adjoint(z, kernel, padded, (0, 0)), padding)
+        return x - self._adjoint(z, kernel, image, padding)
+
+    def _adjoint(self, z: Tensor, kernel: Tensor, image: tuple[int, ...], padding: tuple[int, int]) -> Tensor:
+        """Wz, the transpose of x ↦ conv2d(x) on images of that size: rows the stride skips come back as zeros."""
+        missing = [
+            size - ((out - 1) * s - 2 * p + k)
+            for size, out, s, p, k in zip(image, z.shape[-2:], self.stride, padding, self.kernel_size, strict=True)
+        ]
+        return F.conv_transpose2d(z, kernel, None, self.stride, padding, missing)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.channels}, {self.hidden}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding_mode={self.padding_mode!r}, activation={self.activation.name!r}, bias={self.bias is not None}"
+        )

@@ -1,0 +1,200 @@
+"""Layers that move, pool, shift, scale or mix: each with its constant.
+
+An image that a pooling window or a block does not divide is refused, never cropped in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipcert.errors import pair, positive_int
+from lipcert.layers.contract import LipschitzLayer, lipschitz_bound
+
+
+class _Blocks(LipschitzLayer):
+    """A map of the non-overlapping blocks of an image, 1-Lipschitz because it is so on each block."""
+
+    def __init__(self, kernel_size: int | tuple[int, int]) -> None:
+        super().__init__()
+        self.kernel_size = pair("kernel_size", kernel_size)
+
+    def check(self, x: Tensor) -> None:
+        if x.ndim < 3 or x.shape[-2] % self.kernel_size[0] or x.shape[-1] % self.kernel_size[1]:
+            raise ValueError(
+                f"{type(self).__name__} expects (N, C, H, W) with H and W divisible by {self.kernel_size}; got "
+                f"{tuple(x.shape)}. Pad or crop the image, or choose another kernel_size."
+            )
+
+    def lipschitz_bound(self) -> float:
+        return 1.0
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}"
+
+
+class ScaledAvgPool2d(_Blocks):
+    """Mean of each block times √(block size): the sum divided by √(block size), of norm exactly 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        high, wide = self.kernel_size
+        return F.avg_pool2d(x, self.kernel_size) * math.sqrt(high * wide)
+
+
+class L2Pool2d(_Blocks):
+    """√(Σ x²) over each block: | ‖u‖ − ‖v‖ | ≤ ‖u − v‖ makes it 1-Lipschitz. The gradient at 0 is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        high, wide = self.kernel_size
+        blocks = x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high))  # (…, H/h, h, W/w, w)
+        return torch.linalg.vector_norm(blocks, dim=(-3, -1))
+
+
+class SpaceToDepth(_Blocks):
+    """Moves each block × block patch into the channels: a permutation of the entries."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(positive_int("block", block))
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check(x)
+        return F.pixel_unshuffle(x, self.block)
+
+
+class PadChannels(LipschitzLayer):
+    """Appends zero channels (dimension 1) up to ``channels``: an isometry."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = positive_int("channels", channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] > self.channels:
+            raise ValueError(
+                f"PadChannels expects (N, C, …) with C ≤ {self.channels}; got {tuple(x.shape)}. "
+                "Pass a larger number of channels: it cannot drop any."
+            )
+        return F.pad(x, (0, 0) * (x.ndim - 2) + (0, self.channels - x.shape[1]))
+
+    def lipschitz_bound(self) -> float:
+        return 1.0
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"
+
+
+class Centre(LipschitzLayer):
+    """x − mean, per channel (dimension 1): a translation."""
+
+    mean: Tensor
+
+    def __init__(self, mean: Sequence[float] | Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", _per_channel("mean", mean).to(torch.get_default_device()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - _broadcast(self.mean, x, self)
+
+    def lipschitz_bound(self) -> float:
+        return 1.0
+
+
+class Normalize(LipschitzLayer):
+    """(x − mean)/std, per channel (dimension 1): its constant is 1/min(std), which is rarely 1.
+
+    Dividing by std before a 1-Lipschitz network divides every certified radius by the same factor; prefer
+    ``Centre``.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
+        super().__init__()
+        means, stds = _per_channel("mean", mean), _per_channel("std", std)
+        if means.shape != stds.shape or not bool((stds > 0).all()):
+            raise ValueError(
+                f"std must be positive, one per mean; got mean {means.tolist()} and std {stds.tolist()}. "
+                "Use Centre to subtract the mean alone."
+            )
+        self.register_buffer("mean", means.to(torch.get_default_device()))
+        self.register_buffer("std", stds.to(torch.get_default_device()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - _broadcast(self.mean, x, self)) / _broadcast(self.std, x, self)
+
+    def lipschitz_bound(self) -> float:
+        return math.nextafter(1.0 / float(self.std.double().min()), math.inf)
+
+
+class Scale(LipschitzLayer):
+    """x ↦ K·x, K ≠ 0: a network with another Lipschitz constant than 1."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        if not math.isfinite(factor) or factor == 0:
+            raise ValueError(f"factor must be finite and not zero; got {factor!r}. Pass the constant K you want.")
+        self.factor = float(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def lipschitz_bound(self) -> float:
+        return abs(self.factor)
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}"
+
+
+class ConvexCombination(LipschitzLayer):
+    """Σ_k α_k f_k(x) with learned α = softmax(``logits``): as Lipschitz as the worst of its branches."""
+
+    def __init__(
+        self,
+        *branches: nn.Module,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not branches:
+            raise ValueError("ConvexCombination needs at least one branch; got none. Pass modules to mix.")
+        self.branches = nn.ModuleList(branches)
+        self.logits = nn.Parameter(torch.zeros(len(branches), device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.logits.softmax(dim=0).unbind()
+        outputs = [weight * branch(x) for weight, branch in zip(weights, self.branches, strict=True)]
+        if len({output.shape for output in outputs}) > 1:
+            raise ValueError(
+                f"branches must give one shape; got {[tuple(o.shape) for o in outputs]}. "
+                "Change the branches: broadcasting would change the constant."
+            )
+        return torch.stack(outputs).sum(dim=0)
+
+    def lipschitz_bound(self) -> float:
+        return max(lipschitz_bound(branch) for branch in self.branches)
+
+
+def _per_channel(name: str, values: Sequence[float] | Tensor) -> Tensor:
+    tensor = torch.as_tensor(values, dtype=torch.get_default_dtype(), device="cpu").detach().clone()
+    if tensor.ndim != 1 or not len(tensor) or not bool(torch.isfinite(tensor).all()):
+        raise ValueError(
+            f"{name} must be a list of finite numbers, one per channel; got {values!r}. Pass [0.5] for grey images."
+        )
+    return tensor
+
+
+def _broadcast(values: Tensor, x: Tensor, layer: nn.Module) -> Tensor:
+    if x.ndim < 2 or x.shape[1] != len(values):
+        raise ValueError(
+            f"{type(layer).__name__} was made for {len(values)} channels in dimension 1; got {tuple(x.shape)}. "
+            "Pass one value per channel of the images."
+        )
+    return values.view(-1, *[1] * (x.ndim - 2))
