@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.algebra.gram import dense_columns
-from lipcert.algebra.scale import safe_reciprocal, unit_scale
+from lipcert.algebra.scale import normalise, safe_reciprocal
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import one_of
 
@@ -99,7 +99,7 @@ def exponential_series(skew: Tensor, order: int) -> Tensor:  # (m, m)
 
 def bjorck(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
     """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step."""
-    unit = tall / unit_scale(tall)
+    unit, _ = normalise(tall)
     bound = squared_norm_bound(dense_columns(unit), iterations=6)[0]
     result = unit * torch.where(bound > 0, safe_reciprocal(bound).sqrt(), 0.0)
     for _ in range(BJORCK_STEPS):
@@ -138,7 +138,7 @@ def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
 
     ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot.
     """
-    unit = v / unit_scale(v)
+    unit, _ = normalise(v)
     gram = unit.mT @ unit
     m, n = v.shape
     eps = torch.finfo(v.dtype).eps

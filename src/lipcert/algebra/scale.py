@@ -16,23 +16,18 @@ import torch
 from torch import Tensor
 
 
-def unit_scale(weight: Tensor) -> Tensor:  # ()
-    """A power of two s with max|W|/s in [1, 2), at least tiny^¼, detached.
-
-    The floor keeps σ(·)/s and its gradients finite when all of W is tiny. No gradient flows through s:
-    the layer does not depend on it.
-    """
-    largest = weight.detach().abs().amax()
-    exponent = torch.frexp(largest).exponent - 1
-    floor = torch.finfo(weight.dtype).tiny ** 0.25
-    return torch.ldexp(torch.ones_like(largest), exponent).clamp_min(floor)
-
-
 def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(Ŵ, s) with W = s·Ŵ, in float32 or better."""
+    """(Ŵ, s) with W = s·Ŵ in float32 or better, s a power of two and max|Ŵ| in [1, 2).
+
+    No gradient flows through s: the layer does not depend on it. A weight with no entry above tiny^¼
+    (3e-10 in float32) counts as zero, since gradients of size 1/s² would overflow.
+    """
     weight = at_least_float32(weight)
-    scale = unit_scale(weight)
-    return weight / scale, scale
+    largest = weight.detach().abs().amax()
+    living = largest > torch.finfo(weight.dtype).tiny ** 0.25
+    exponent = torch.frexp(torch.where(living, largest, 1.0)).exponent - 1
+    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    return torch.where(living, weight, 0.0) / scale, scale
 
 
 def dead_below(dtype: torch.dtype) -> float:

@@ -43,8 +43,10 @@ def power_row_sums(columns: Columns, ratio: Tensor, order: int) -> Tensor:  # (g
     else:
         half = power.permute(0, 2, 3, 1).unflatten(-1, (grid[0], grid[1] // 2 + 1))
         absolute = torch.fft.irfft2(half, s=grid).abs().sum(dim=(-2, -1))  # (groups, N, N)
-    inner = ratio.shape[-1] * grid[0] * grid[1]
-    lost = torch.finfo(ratio.dtype).tiny * (2.0 * inner) ** (order + 1)
+    # Underflow takes at most ``tiny`` from each product of the last squaring: n·lags of them per entry, and
+    # an entry per lag (docs/soundness.md). Losses of earlier squarings vanish beside it.
+    lags = grid[0] * grid[1]
+    lost = 4.0 * ratio.shape[-1] * lags * lags * torch.finfo(ratio.dtype).tiny
     return scale[:, 0, 0] * ((absolute + lost) * ratio).sum(dim=-1) ** (0.5**order)
 
 
@@ -55,6 +57,7 @@ def _normalised_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tu
     for step in range(squarings + 1):
         if step:
             power = power @ power
+            power = 0.5 * (power + power.mH)  # rounding leaves it not quite Hermitian; the row sums need it
         largest = power.detach().abs().amax(dim=dims, keepdim=True)
         power = power / torch.where(largest > 0, largest, 1.0)
         scale = scale * largest ** (0.5**step)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.errors import pair, positive_int
-from lipcert.layers.contract import LipschitzLayer, lipschitz_bound
+from lipcert.layers.contract import LipschitzLayer, lipschitz_bound, require_finite
 
 
 class _Blocks(LipschitzLayer):
@@ -103,6 +103,7 @@ class Centre(LipschitzLayer):
         return x - _broadcast(self.mean, x, self)
 
     def lipschitz_bound(self) -> float:
+        require_finite(self)
         return 1.0
 
 
@@ -131,7 +132,8 @@ class Normalize(LipschitzLayer):
         return (x - _broadcast(self.mean, x, self)) / _broadcast(self.std, x, self)
 
     def lipschitz_bound(self) -> float:
-        return math.nextafter(1.0 / float(self.std.double().min()), math.inf)
+        require_finite(self)
+        return math.nextafter(1.0 / float(self.std.double().abs().min()), math.inf)
 
 
 class Scale(LipschitzLayer):
@@ -179,6 +181,7 @@ class ConvexCombination(LipschitzLayer):
         return torch.stack(outputs).sum(dim=0)
 
     def lipschitz_bound(self) -> float:
+        require_finite(self)
         return max(lipschitz_bound(branch) for branch in self.branches)
 
 

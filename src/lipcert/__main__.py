@@ -1,0 +1,5 @@
+"""``python -m lipcert`` is ``lipcert``."""
+
+from lipcert.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Data sets: a name to uint8 images, labels and checksums."""

@@ -1,0 +1,165 @@
+"""The table of all layers, and the hostile parameters every law is tried under.
+
+A new layer joins every law by one line in ``LAYERS``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import lipcert as lc
+from lipcert.activations import SLOPE_RESTRICTED
+from lipcert.algebra.bounds import CONVOLUTIONAL
+from lipcert.algebra.orthogonal import METHODS
+
+DENSE = (*CONVOLUTIONAL, "optimal", "orthogonal")
+
+
+@dataclass(frozen=True)
+class Entry:
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of one input, without the batch
+    lipschitz: float = 1.0
+
+
+def _entries() -> Iterator[tuple[str, Entry]]:
+    for bound in DENSE:
+        for hidden in (4, 9):
+            make = lambda b=bound, h=hidden: lc.ResidualLinear(6, h, bound=b)  # noqa: E731
+            yield f"residual-linear-{bound}-6x{hidden}", Entry(make, (6,))
+        for m, n in ((6, 4), (4, 7)):
+            make = lambda b=bound, m=m, n=n: lc.AffineLinear(n, m, bound=b)  # noqa: E731
+            yield f"affine-linear-{bound}-{m}x{n}", Entry(make, (n,))
+        for out in (3, 12):
+            make = lambda b=bound, k=out: lc.GeneralLinear(5, 4, k, bound=b)  # noqa: E731
+            yield f"general-linear-{bound}-to-{out}", Entry(make, (5,))
+    yield "residual-linear-rescaled3", Entry(lambda: lc.ResidualLinear(6, 5, bound=lc.bounds.Rescaled(5, 3)), (6,))
+    for activation in SLOPE_RESTRICTED:
+        make = lambda a=activation: lc.ResidualLinear(6, 5, activation=a)  # noqa: E731
+        yield f"residual-linear-{activation}", Entry(make, (6,))
+        make = lambda a=activation: lc.GeneralLinear(6, 5, 4, activation=a)  # noqa: E731
+        yield f"general-linear-{activation}", Entry(make, (6,))
+    for method in METHODS:
+        for n, m in ((4, 6), (6, 4), (5, 5), (1, 3)):
+            make = lambda t=method, n=n, m=m: lc.OrthogonalLinear(n, m, method=t)  # noqa: E731
+            yield f"orthogonal-{method}-{m}x{n}", Entry(make, (n,))
+        make = lambda t=method: lc.ResidualLinear(6, 4, bound=lc.bounds.Orthogonal(t))  # noqa: E731
+        yield f"residual-orthogonal-{method}", Entry(make, (6,))
+        make = lambda t=method: lc.GeneralLinear(5, 4, 3, method=t)  # noqa: E731
+        yield f"general-{method}", Entry(make, (5,))
+    for bound in CONVOLUTIONAL:
+        for mode in ("zeros", "circular"):
+            for kernel, stride in ((3, 1), (3, 2), (5, 2), (1, 1), ((3, 1), (1, 2))):
+                size = (6, 6)
+                make = lambda b=bound, p=mode, k=kernel, s=stride: lc.ResidualConv2d(  # noqa: E731
+                    2, 3, k, stride=s, padding_mode=p, bound=b
+                )
+                yield f"residual-conv-{bound}-{mode}-k{kernel}-s{stride}", Entry(make, (2, *size))
+            for kernel, stride, padding, groups in (
+                (3, 1, 1, 1),
+                (2, 2, 0, 1),
+                (3, 2, 1, 2),
+                ((1, 3), (1, 2), (0, 1), 1),
+                (4, 3, 1, 1),
+            ):
+                make = lambda b=bound, p=mode, k=kernel, s=stride, q=padding, g=groups: lc.AffineConv2d(  # noqa: E731
+                    2 * g, 4, k, stride=s, padding=q, padding_mode=p, groups=g, bound=b
+                )
+                name = f"affine-conv-{bound}-{mode}-k{kernel}-s{stride}-p{padding}-g{groups}"
+                yield name, Entry(make, (2 * groups, 6, 6))
+        make = lambda b=bound: lc.ResidualConv2d(2, 3, 2, stride=2, bound=b)  # noqa: E731
+        yield f"residual-conv-{bound}-even", Entry(make, (2, 5, 5))
+        make = lambda b=bound: lc.AffineConv2d(2, 3, 2, padding=2, bound=b)  # noqa: E731
+        yield f"affine-conv-{bound}-overpadded", Entry(make, (2, 4, 4))
+    yield "head", Entry(lambda: lc.NormalizedHead(6, 4), (6,), math.sqrt(4))
+    yield "convex", Entry(lambda: lc.ConvexCombination(lc.ResidualLinear(4, 3), lc.AffineLinear(4, 4)), (4,))
+    yield "scale", Entry(lambda: lc.Scale(-2.5), (4,), 2.5)
+    yield "centre", Entry(lambda: lc.Centre([0.5, 0.2]), (2, 3, 3))
+    yield "normalize", Entry(lambda: lc.Normalize([0.5, 0.2], [0.25, 2.0]), (2, 3, 3), 4.0)
+    yield "avg-pool", Entry(lambda: lc.ScaledAvgPool2d((2, 3)), (2, 4, 6))
+    yield "l2-pool", Entry(lambda: lc.L2Pool2d(2), (2, 4, 4))
+    yield "pad-channels", Entry(lambda: lc.PadChannels(5), (2, 3, 3))
+    yield "space-to-depth", Entry(lambda: lc.SpaceToDepth(2), (2, 4, 4))
+    yield "maxmin", Entry(lambda: lc.MaxMin(), (6,))
+    yield "groupsort", Entry(lambda: lc.GroupSort(3), (6, 2))
+    yield "householder", Entry(lambda: lc.Householder(6), (6, 2))
+    yield "abs", Entry(lambda: lc.Abs(), (6,))
+
+
+LAYERS = dict(_entries())
+LEARNED = [name for name, entry in LAYERS.items() if list(entry.make().parameters())]
+
+
+def inputs(entry: Entry, dtype: torch.dtype = torch.float64, batch: int = 1) -> Tensor:
+    return torch.randn(batch, *entry.shape, dtype=dtype)
+
+
+def jacobian(layer: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
+    """The Jacobian of the layer at x (a batch of one), (outputs, inputs), in float64."""
+    jacobian = torch.func.jacrev(lambda v: layer(v.view_as(x)).flatten())(x.flatten()).double()
+    return jacobian if create_graph else jacobian.detach()
+
+
+def _weights(layer: nn.Module) -> list[nn.Parameter]:
+    return [p for p in layer.parameters() if p.ndim >= 2]
+
+
+def _fill(layer: nn.Module, weight: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> None:
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_((weight if p.ndim >= 2 else other)(torch.randn_like(p)))
+
+
+def _active(layer: nn.Module) -> None:
+    """Random weights, every neuron on the steep side: the pattern in which a residual can exceed 1 most."""
+    _fill(layer, lambda w: w, lambda v: v)
+    for module in layer.modules():
+        if isinstance(module, lc.ResidualLinear | lc.ResidualConv2d | lc.GeneralLinear) and module.bias is not None:
+            steep = 0.0 if module.activation.name in ("tanh", "sigmoid") else 30.0
+            nn.init.constant_(module.bias, steep)
+
+
+def _column(value: float) -> Callable[[Tensor], Tensor]:
+    def change(w: Tensor) -> Tensor:
+        w[1:, -1] = w[1:, -1] * value
+        w[0] = w[0] * value
+        return w
+
+    return change
+
+
+def _block_orthogonal(w: Tensor) -> Tensor:
+    """Orthonormal columns but one tiny one: where the erratum's ε does its damage."""
+    flat = torch.linalg.qr(w.flatten(1).double() if w.shape[0] >= w[0].numel() else w.flatten(1).double().T).Q
+    flat = flat if flat.shape == (w.shape[0], w[0].numel()) else flat.T
+    flat = flat.clone()
+    flat[0] *= 1e-6
+    return flat.reshape(w.shape).to(w.dtype)
+
+
+def _falling(v: Tensor) -> Tensor:  # log q from −60 to 0, biases likewise
+    return torch.linspace(-60, 0, len(v), dtype=v.dtype)
+
+
+HOSTILE: dict[str, Callable[[nn.Module], None]] = {
+    "as built": lambda layer: None,
+    "random": lambda layer: _fill(layer, lambda w: w, lambda v: v),
+    "all active": _active,
+    "scale 1e-30": lambda layer: _fill(layer, lambda w: w * 1e-30, lambda v: v),
+    "scale 1e-15": lambda layer: _fill(layer, lambda w: w * 1e-15, lambda v: v),
+    "scale 1e-6": lambda layer: _fill(layer, lambda w: w * 1e-6, lambda v: v),
+    "scale 1e30": lambda layer: _fill(layer, lambda w: w * 1e30, lambda v: v),
+    "all zero": lambda layer: _fill(layer, torch.zeros_like, torch.zeros_like),
+    "zero column": lambda layer: _fill(layer, _column(0.0), lambda v: v),
+    "tiny column": lambda layer: _fill(layer, _column(1e-7), lambda v: v),
+    "subnormal column": lambda layer: _fill(layer, _column(1e-40), lambda v: v),
+    "huge column": lambda layer: _fill(layer, _column(1e25), lambda v: v),
+    "equal columns": lambda layer: _fill(layer, torch.ones_like, lambda v: v),
+    "block orthogonal": lambda layer: _fill(layer, _block_orthogonal, _falling),
+    "q of 1e4": lambda layer: _fill(layer, lambda w: w, lambda v: v.sign() * 1e4 * (v > 0)),
+}

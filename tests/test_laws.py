@@ -1,0 +1,207 @@
+"""Laws over all layers under hostile parameters: sound, finite, alive, and well behaved as torch modules."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from table import HOSTILE, LAYERS, LEARNED, inputs, jacobian
+
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+
+def tolerance(j, dtype):
+    """Rounding of the two products of a layer: dot products of at most (inputs + outputs) terms each, for
+    an operator and its adjoint, whose absolute values may be √(terms) larger than their norm."""
+    terms = sum(j.shape)
+    return 4 * terms * math.sqrt(terms) * EPS[dtype]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_jacobian_norm_is_at_most_the_bound(name):
+    entry = LAYERS[name]
+    for dtype in EPS:
+        for kind, disturb in HOSTILE.items():
+            layer = entry.make().to(dtype).eval()
+            disturb(layer)
+            x = inputs(entry, dtype)
+            j = jacobian(layer, x)
+            assert torch.isfinite(j).all(), (kind, dtype)
+            norm = torch.linalg.matrix_norm(j, 2).item()
+            assert norm <= entry.lipschitz * (1 + tolerance(j, dtype)), (kind, dtype, norm)
+            assert lc.lipschitz_bound(layer) <= entry.lipschitz * (1 + 1e-12), kind
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_bound_holds_between_two_points(name):
+    entry = LAYERS[name]
+    for kind, disturb in HOSTILE.items():
+        layer = entry.make().double().eval()
+        disturb(layer)
+        # Far apart too: a kink or a jump shows between points, not in a Jacobian.
+        x = inputs(entry, batch=16) * torch.logspace(-3, 3, 16).double().view(-1, *[1] * len(entry.shape))
+        y = x + inputs(entry, batch=16) * torch.logspace(3, -3, 16).double().view(-1, *[1] * len(entry.shape))
+        with torch.no_grad():
+            fx, fy = layer(x), layer(y)
+        moved = (fx - fy).flatten(1).norm(dim=1)
+        allowed = entry.lipschitz * (x - y).flatten(1).norm(dim=1)
+        # Both outputs are rounded relative to their own size, over sums of at most a few hundred terms.
+        slack = 1000 * EPS[torch.float64] * (fx.flatten(1).norm(dim=1) + fy.flatten(1).norm(dim=1) + 1)
+        assert (moved <= allowed + slack).all(), kind
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_ascent_on_the_parameters_does_not_break_the_bound(name):
+    entry = LAYERS[name]
+    layer = entry.make().double().eval()
+    HOSTILE["all active"](layer)
+    x = inputs(entry)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    for _ in range(15):
+        optimiser.zero_grad()
+        j = jacobian(layer, x, create_graph=True)
+        norm = torch.linalg.matrix_norm(j, 2)
+        assert norm.item() <= entry.lipschitz * (1 + tolerance(j, torch.float64))
+        if not norm.requires_grad:  # the Jacobian does not depend on the parameters (a bias alone)
+            return
+        (-norm).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_every_parameter_has_an_effect(name):
+    """An inert parameter is a wrong formula that still certifies."""
+    entry = LAYERS[name]
+    layer = entry.make().double()
+    HOSTILE["random"](layer)
+    out = layer(inputs(entry, batch=32))
+    (out * torch.randn_like(out)).sum().backward()
+    inert = [n for n, p in layer.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-10]
+    if isinstance(layer, lc.OrthogonalLinear) and min(layer.weight.shape) == 1 and layer.bound.method == "exp":
+        inert = []  # a 1×1 skew matrix is zero: nothing to learn
+    assert not inert
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_are_finite(name):
+    entry = LAYERS[name]
+    for dtype in EPS:
+        for training in (True, False):
+            for kind, disturb in HOSTILE.items():
+                layer = entry.make().to(dtype).train(training)
+                disturb(layer)
+                x = inputs(entry, dtype, batch=3).requires_grad_()
+                out = layer(x)
+                assert torch.isfinite(out).all(), (kind, dtype)
+                out.sum().backward()
+                for n, grad in [("input", x.grad), *((n, p.grad) for n, p in layer.named_parameters())]:
+                    assert grad is None or torch.isfinite(grad).all(), (kind, dtype, n)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradcheck(name):
+    entry = LAYERS[name]
+    layer = entry.make().double()
+    HOSTILE["random"](layer)
+    # Away from the edges of the power-of-two scale, which is constant between them.
+    with torch.no_grad():
+        for p in layer.parameters():
+            if p.ndim >= 2:
+                p.mul_(1.4 / p.abs().max())
+    names, values = zip(*layer.named_parameters(), strict=True) if list(layer.parameters()) else ((), ())
+    x = inputs(entry, batch=1).requires_grad_()
+
+    def run(x, *params):
+        return torch.func.functional_call(layer, dict(zip(names, params, strict=True)), (x,))
+
+    values = tuple(v.detach().clone().requires_grad_() for v in values)
+    assert torch.autograd.gradcheck(run, (x, *values), eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_is_a_good_torch_module(name):
+    entry = LAYERS[name]
+    layer = entry.make()
+    HOSTILE["random"](layer)
+    x = inputs(entry, torch.float32, batch=2)
+    expected = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    fresh = entry.make()
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), expected)  # nothing is cached, so nothing is stale
+    assert repr(layer)
+    with torch.device("meta"):
+        abstract = entry.make()
+    assert all(t.is_meta for t in [*abstract.parameters(), *abstract.buffers()])
+    assert [p.shape for p in abstract.parameters()] == [p.shape for p in layer.parameters()]
+    assert entry.make().double()(x.double()).dtype == torch.float64
+
+
+REPRESENTATIVE = [n for n in LAYERS if n in {"convex", "head", "householder", "groupsort", "l2-pool"}] + [
+    n
+    for n in LAYERS
+    if n.endswith(("6x4", "to-3", "-k3-s2")) or ("-k3-s2-p1-g2" in n) or n in ("residual-linear-tanh",)
+]
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_compiles(name):
+    entry = LAYERS[name]
+    layer = entry.make()
+    x = inputs(entry, torch.float32, batch=2).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    out = compiled(x)
+    # The compiler may reorder sums; a few units in the last place of numbers near 1.
+    torch.testing.assert_close(out, layer(x), rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+class _Spy(lc.bounds.AOL):
+    """AOL that remembers the precision it was asked to work in."""
+
+    def forward(self, columns):
+        self.seen = columns.taps.dtype
+        columns, t = super().forward(columns)
+        self.gave = t.dtype
+        return columns, t
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda b: lc.ResidualLinear(6, 5, bound=b), (6,)),
+        (lambda b: lc.AffineLinear(6, 5, bound=b), (6,)),
+        (lambda b: lc.GeneralLinear(6, 5, 4, bound=b), (6,)),
+        (lambda b: lc.ResidualConv2d(2, 3, bound=b), (2, 6, 6)),
+        (lambda b: lc.AffineConv2d(2, 3, 3, bound=b), (2, 6, 6)),
+    ],
+)
+def test_t_is_computed_in_float32_under_autocast_and_for_half_parameters(make, shape):
+    spy = _Spy()
+    layer = make(spy)
+    x = torch.randn(2, *shape)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x)
+    assert (spy.seen, spy.gave) == (torch.float32, torch.float32)
+    assert (out.float() - layer(x)).abs().max() < 0.1  # bf16 has 8 bits: the layer still does its work
+    layer, x = layer.to(torch.bfloat16), x.to(torch.bfloat16)
+    out = layer(x)
+    assert out.dtype == torch.bfloat16
+    assert (spy.seen, spy.gave) == (torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", LEARNED)
+def test_parameters_that_are_not_finite_are_not_certified(name, bad):
+    for index, _ in enumerate(LAYERS[name].make().parameters()):
+        layer = LAYERS[name].make().eval()
+        parameter = list(layer.parameters())[index]
+        with torch.no_grad():
+            parameter.view(-1)[0] = bad
+        with pytest.raises(lc.NotCertified, match="must be finite"):
+            lc.lipschitz_bound(nn.Sequential(layer))
