@@ -504,12 +504,18 @@ def test_12_normalising_costs_one_over_the_smallest_std():
             lc.Normalize(mean, bad)
 
 
-@pytest.mark.parametrize("bad", [0.0, -0.1, math.nan])
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
 def test_12_a_loaded_std_that_is_no_std_is_refused(bad):
     layer = lc.Normalize([0.0, 0.0], [0.5, 0.5])
     layer.load_state_dict({"mean": torch.zeros(2), "std": torch.tensor([0.5, bad])})
     with pytest.raises(lc.NotCertified):
         layer.lipschitz_bound()
+
+
+def test_12_a_loaded_std_that_is_negative_counts_by_its_size():
+    layer = lc.Normalize([0.0, 0.0], [0.5, 0.5]).double()
+    layer.load_state_dict({"mean": torch.zeros(2), "std": torch.tensor([0.5, -0.1])})
+    assert layer.lipschitz_bound() >= norm(matrix_of(layer, (2, 1, 1)))
 
 
 # ---------------------------------------------------------------- 13, 18: series, iterations, precision

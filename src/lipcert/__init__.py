@@ -6,7 +6,32 @@ Public names are loaded when first used, so ``import lipcert`` costs nothing by 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
+    from lipcert import losses as losses
+    from lipcert.activations import Abs as Abs
+    from lipcert.activations import GroupSort as GroupSort
+    from lipcert.activations import Householder as Householder
+    from lipcert.activations import MaxMin as MaxMin
+    from lipcert.algebra import bounds as bounds
+    from lipcert.errors import NotCertified as NotCertified
+    from lipcert.layers.affine import AffineConv2d as AffineConv2d
+    from lipcert.layers.affine import AffineLinear as AffineLinear
+    from lipcert.layers.contract import lipschitz_bound as lipschitz_bound
+    from lipcert.layers.general import GeneralLinear as GeneralLinear
+    from lipcert.layers.head import NormalizedHead as NormalizedHead
+    from lipcert.layers.orthogonal import OrthogonalLinear as OrthogonalLinear
+    from lipcert.layers.residual import ResidualConv2d as ResidualConv2d
+    from lipcert.layers.residual import ResidualLinear as ResidualLinear
+    from lipcert.layers.shape import Centre as Centre
+    from lipcert.layers.shape import ConvexCombination as ConvexCombination
+    from lipcert.layers.shape import L2Pool2d as L2Pool2d
+    from lipcert.layers.shape import Normalize as Normalize
+    from lipcert.layers.shape import PadChannels as PadChannels
+    from lipcert.layers.shape import Scale as Scale
+    from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
+    from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "1": 1.0}
-WIDTH, DEPTH, BATCH = 96, 4, 128
+WIDTH, DEPTH, BATCH, PEAK_RATE = 96, 4, 128, 0.02
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Demo:
         from lipcert.errors import positive_int
 
         positive_int("epochs", self.epochs)
+        import torch
+
+        torch.set_num_threads(1)  # networks this small only wait for a second thread
         errors, rows = Console(stderr=True), []
         with Progress(
             TextColumn("{task.description:<28}"),
@@ -52,8 +55,10 @@ class Demo:
                 progress.remove_task(task)
         Console().print(table(rows))
         Console().print(
-            "Certified: no perturbation of that L2 norm changes the answer (pixels in [0, 1], 397 test digits).\n"
-            "Proved in real arithmetic, with margins computed in float64."
+            "Certified: no change of the image of that L2 norm (pixels in [0, 1]) changes\n"
+            "the answer; share of all 397 test digits. Proved in real arithmetic, with\n"
+            "margins computed in float64. One seed: a demonstration, not a comparison.",
+            highlight=False,
         )
         return 0
 
@@ -84,17 +89,17 @@ def methods() -> dict[str, Callable[[], list[nn.Module]]]:
         ]
 
     return {
-        "SN (affine, spectral)": affine("spectral"),
+        "SN (affine)": affine("spectral"),
         "AOL (affine)": affine("aol"),
-        "Cayley (affine, orthogonal)": affine("orthogonal"),
-        "CPL (residual, spectral)": residual("spectral"),
+        "Cayley (affine)": affine("orthogonal"),
+        "CPL (residual)": residual("spectral"),
         "AOL (residual)": residual("aol"),
         "Cayley (residual)": residual("orthogonal"),
         "SLL": residual("sll"),
         "SLL (shifted)": residual("sll_shifted"),
-        "SLL (surrogate training)": residual("sll_surrogate"),
+        "SLL (surrogate)": residual("sll_surrogate"),
         "Rescaled (order 2)": residual(lambda: lc.bounds.Rescaled(WIDTH, order=2)),
-        "Optimal (fitted half way)": residual("optimal"),
+        "Optimal (trace)": residual("optimal"),
     }
 
 
@@ -118,10 +123,10 @@ def train_and_certify(make: Callable[[], list[nn.Module]], demo: Demo, tick: Cal
         backbone = nn.Sequential(lc.Centre(mean), nn.Flatten(), lc.PadChannels(WIDTH), *make())
         head = lc.NormalizedHead(WIDTH, len(train.classes))
     model = nn.Sequential(backbone, head)
-    loss = lc.losses.OffsetCrossEntropy(offset=2**0.5)
+    loss = lc.losses.OffsetCrossEntropy(offset=2**-0.5, temperature=0.1)
     steps = demo.epochs * -(-len(train.labels) // BATCH)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.9))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.01, total_steps=steps, cycle_momentum=False)
+    optimiser = torch.optim.Adam(model.parameters(), lr=PEAK_RATE, betas=(0.5, 0.9))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_RATE, total_steps=steps, cycle_momentum=False)
     inputs = train.inputs()
     for epoch in range(demo.epochs):
         if epoch == demo.epochs // 2:
@@ -139,7 +144,7 @@ def train_and_certify(make: Callable[[], list[nn.Module]], demo: Demo, tick: Cal
     radii = certified_radii(logits, test.labels, head.pairwise_bound() * lipschitz)
     return Outcome(
         natural=share(logits.argmax(dim=1) == test.labels),
-        certified={name: share(radii >= radius) for name, radius in RADII.items()},
+        certified={name: share(radii > radius) for name, radius in RADII.items()},
         seconds=time.perf_counter() - start,
     )
 

@@ -1,0 +1,87 @@
+"""How the site is built: Markdown by MyST, the API by autodoc, formulas as MathML at build time.
+
+Formulas go through docutils' own LaTeX converter, so neither the build nor the reader needs the network or a
+script. A formula it cannot read is a warning, and ``make docs`` turns warnings into errors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+from sphinx.writers.html5 import HTML5Translator
+
+import lipcert
+
+project = "lipcert"
+author = "The lipcert developers"
+project_copyright = author
+version = release = lipcert.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Shape"]
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"lipcert {release}"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+
+logger = logging.getLogger(__name__)
+
+
+def mathml(node: nodes.Element, *, block: bool) -> str:
+    """The formula of ``node`` as MathML; one that cannot be read is a warning and stays LaTeX."""
+    try:
+        return tex2mathml(node.astext(), as_block=block)
+    except MathError as error:
+        logger.warning("formula %r: %s", node.astext(), error, location=node)
+        return f"<code>{nodes.unescape(node.astext())}</code>"
+
+
+def visit_math(self: HTML5Translator, node: nodes.math) -> None:
+    self.body.append(self.starttag(node, "span", "", CLASS="math notranslate nohighlight"))
+    self.body.append(mathml(node, block=False) + "</span>")
+    raise nodes.SkipNode
+
+
+def visit_math_block(self: HTML5Translator, node: nodes.math_block) -> None:
+    self.body.append(self.starttag(node, "div", CLASS="math notranslate nohighlight"))
+    if node["number"]:
+        self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})')
+        self.add_permalink_ref(node, "Link to this equation")
+        self.body.append("</span>")
+    self.body.append(mathml(node, block=True) + "</div>\n")
+    raise nodes.SkipNode
+
+
+def plain_mathematics(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstrings write |x|, (*, m) and A_ij for ``help()``; none of it is markup, so escape it for Sphinx."""
+    for index, line in enumerate(lines):
+        parts = re.split(r"(``.+?``)", line)  # literals stay as they are
+        parts[::2] = [re.sub(r"\||(?<=\()\*(?=,)", r"\\\g<0>", part) for part in parts[::2]]
+        lines[index] = "".join(parts)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer(
+        "mathml", inline_renderers=(visit_math, None), block_renderers=(visit_math_block, None)
+    )
+    app.connect("autodoc-process-docstring", plain_mathematics)

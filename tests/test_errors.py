@@ -1,0 +1,202 @@
+"""Bad input gets what was expected, what came, and what to do: one message, the right type."""
+
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.activations import slope_restricted
+from lipcert.algebra.lmi import theorem4_matrix
+from lipcert.algebra.orthogonal import exponential_series, orthonormal
+from lipcert.certification.radius import certified_radii
+from lipcert.data.digits import load_digits
+
+SIZES = [
+    lambda v: lc.ResidualLinear(v, 3),
+    lambda v: lc.ResidualLinear(3, v),
+    lambda v: lc.AffineLinear(v, 3),
+    lambda v: lc.AffineLinear(3, v),
+    lambda v: lc.OrthogonalLinear(v, 3),
+    lambda v: lc.GeneralLinear(3, v, 2),
+    lambda v: lc.GeneralLinear(3, 2, v),
+    lambda v: lc.ResidualConv2d(v, 3),
+    lambda v: lc.ResidualConv2d(3, v),
+    lambda v: lc.ResidualConv2d(3, 3, v),
+    lambda v: lc.ResidualConv2d(3, 3, 3, stride=v),
+    lambda v: lc.AffineConv2d(v, 3, 3),
+    lambda v: lc.AffineConv2d(3, v, 3),
+    lambda v: lc.AffineConv2d(3, 3, v),
+    lambda v: lc.AffineConv2d(3, 3, 3, stride=v),
+    lambda v: lc.AffineConv2d(3, 3, 3, groups=v),
+    lambda v: lc.NormalizedHead(v, 3),
+    lambda v: lc.NormalizedHead(3, v),
+    lambda v: lc.ScaledAvgPool2d(v),
+    lambda v: lc.L2Pool2d(v),
+    lambda v: lc.SpaceToDepth(v),
+    lambda v: lc.PadChannels(v),
+    lambda v: lc.GroupSort(v),
+    lambda v: lc.Householder(v),
+    lambda v: lc.bounds.SLL(v),
+    lambda v: lc.bounds.Rescaled(v),
+    lambda v: lc.bounds.Optimal(v),
+    lambda v: lc.bounds.Spectral(v),
+]
+
+
+@pytest.mark.parametrize("make", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 2.5, "4", None, True])
+def test_sizes_must_be_positive_integers(make, value):
+    with pytest.raises(ValueError, match=r"must be .*of at least 1; got .*Pass"):
+        make(value)
+
+
+REFUSED = [  # (call, exception, what the message must say)
+    (lambda: lc.ResidualLinear(3, 2, bound="svd"), ValueError, r"bound must be one of \['aol'.*got 'svd'"),
+    (lambda: lc.ResidualLinear(3, 2, bound=7), ValueError, r"bound must be one of .*got 7"),
+    (
+        lambda: lc.ResidualLinear(3, 2, bound=lc.bounds.SLL(3)),
+        ValueError,
+        r"2 columns; got SLL for 3. Pass SLL\(2\)",
+    ),
+    (lambda: lc.AffineLinear(3, 2, bound=lc.bounds.SLL(2)), ValueError, r"3 columns; got SLL for 2"),
+    (lambda: lc.ResidualConv2d(3, 2, bound="orthogonal"), lc.NotCertified, r"convolutions.*got Orthogonal.*'sll'"),
+    (lambda: lc.AffineConv2d(3, 2, 3, bound="optimal"), lc.NotCertified, r"convolutions.*got Optimal"),
+    (lambda: lc.ResidualLinear(3, 2, activation="gelu"), ValueError, r"slope in \[0, 1\].*'relu'.*got 'gelu'"),
+    (lambda: lc.ResidualLinear(3, 2, activation="maxmin"), ValueError, r"got 'maxmin'.*after AffineLinear"),
+    (lambda: slope_restricted(None), ValueError, r"slope in \[0, 1\]"),
+    (
+        lambda: lc.ResidualConv2d(3, 2, padding_mode="reflect"),
+        lc.NotCertified,
+        r"'zeros', 'circular'.*'reflect'.*Use",
+    ),
+    (lambda: lc.AffineConv2d(3, 2, 3, padding_mode="replicate"), lc.NotCertified, r"'replicate'.*double the norm"),
+    (
+        lambda: lc.AffineConv2d(3, 2, 3, padding_mode="zero"),
+        ValueError,
+        r"padding_mode must be one of .*got 'zero'",
+    ),
+    (
+        lambda: lc.ResidualConv2d(3, 2, 4, padding_mode="circular"),
+        lc.NotCertified,
+        r"\(kernel − 1\)/2.*\(4, 4\).*odd",
+    ),
+    (lambda: lc.AffineConv2d(3, 2, 3, padding=2, padding_mode="circular"), lc.NotCertified, r"outputs repeat"),
+    (lambda: lc.AffineConv2d(3, 2, 3, padding=-1), ValueError, r"padding must be .*at least 0; got -1"),
+    (lambda: lc.AffineConv2d(3, 2, 4, padding="same"), ValueError, r"odd kernel and stride 1; got kernel \(4, 4\)"),
+    (lambda: lc.AffineConv2d(3, 2, 3, stride=2, padding="same"), ValueError, r"'same' needs .*stride 1"),
+    (lambda: lc.AffineConv2d(3, 2, 3, padding="valid"), ValueError, r"padding must be one of \['same'\]"),
+    (lambda: lc.AffineConv2d(3, 2, 3, groups=2), ValueError, r"groups must divide .*groups=2 for 3 and 2"),
+    (lambda: lc.ResidualConv2d(3, 2, (3, 3, 3)), ValueError, r"pair of integers.*got \(3, 3, 3\)"),
+    (lambda: lc.OrthogonalLinear(3, 2, method="qr"), ValueError, r"method must be one of \['bjorck'.*got 'qr'"),
+    (lambda: lc.GeneralLinear(3, 2, 2, method="qr"), ValueError, r"method must be one of"),
+    (lambda: orthonormal(torch.ones(2, 2), "qr"), ValueError, r"method must be one of"),
+    (
+        lambda: exponential_series(torch.zeros(2, 2), 5),
+        ValueError,
+        r"order must be one of \[3, 4, 7, 8, 11, 12\]; got 5",
+    ),
+    (lambda: lc.bounds.SLL(3, "softmax"), ValueError, r"form must be one of \['exp', 'shifted', 'surrogate'\]"),
+    (lambda: lc.bounds.SLL(3, epsilon=0.0), ValueError, r"epsilon must lie between 0 and 1; got 0.0"),
+    (lambda: lc.bounds.Rescaled(3, order=-1), ValueError, r"order must be an integer from 0 .*got -1"),
+    (lambda: lc.bounds.Optimal(3, objective="rank"), ValueError, r"objective must be one of .*got 'rank'"),
+    (lambda: lc.bounds.Optimal(3).fit(torch.ones(2, 3)), ValueError, r"\(3, m\).*got \(2, 3\).*weight.T"),
+    (lambda: lc.Householder(5), ValueError, r"channels must be even.*got 5"),
+    (lambda: lc.Scale(0.0), ValueError, r"factor must be finite and not zero; got 0.0"),
+    (lambda: lc.Scale(float("nan")), ValueError, r"factor must be finite"),
+    (lambda: lc.Centre([]), ValueError, r"mean must be a list of finite numbers"),
+    (lambda: lc.Normalize([0.5], [0.0]), ValueError, r"std must be positive.*Centre"),
+    (lambda: lc.Normalize([0.5], [1.0, 1.0]), ValueError, r"one per mean"),
+    (lambda: lc.ConvexCombination(), ValueError, r"at least one branch; got none"),
+    (lambda: lc.losses.OffsetCrossEntropy(temperature=0.0), ValueError, r"temperature above 0; got"),
+    (lambda: load_digits("validation"), ValueError, r"split must be one of \['test', 'train'\]; got 'validation'"),
+    (
+        lambda: theorem4_matrix(torch.ones(2, 3), torch.ones(2, 4), torch.ones(4, 3), torch.ones(4)),
+        ValueError,
+        r"shapes \(k, m\), \(k, n\), \(m, n\), \(n,\).*Transpose W",
+    ),
+    (
+        lambda: certified_radii(torch.ones(2, 3), torch.zeros(3).long(), torch.ones(3, 3)),
+        ValueError,
+        r"logits \(N, C\).*got \(2, 3\), \(3,\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_bad_arguments_are_refused_with_a_cure(call, error, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        call()
+
+
+FORWARD = [
+    (lambda: lc.ResidualLinear(3, 2), (5, 4), ValueError, r"expects \(\*, 3\); got \(5, 4\).*features=4"),
+    (lambda: lc.AffineLinear(3, 2), (5, 4), ValueError, r"AffineLinear expects \(\*, 3\); got \(5, 4\)"),
+    (lambda: lc.OrthogonalLinear(3, 2), (5, 4), ValueError, r"OrthogonalLinear expects \(\*, 3\)"),
+    (lambda: lc.GeneralLinear(3, 2, 2), (5, 4), ValueError, r"GeneralLinear expects \(\*, 3\)"),
+    (lambda: lc.NormalizedHead(3, 2), (5, 4), ValueError, r"NormalizedHead expects \(\*, 3\).*Flatten"),
+    (lambda: lc.ResidualConv2d(3, 2), (1, 4, 8, 8), ValueError, r"expects \(N, 3, H, W\); got \(1, 4, 8, 8\)"),
+    (lambda: lc.AffineConv2d(3, 2, 3), (3, 8), ValueError, r"expects \(N, 3, H, W\); got \(3, 8\)"),
+    (
+        lambda: lc.ResidualConv2d(3, 2, 3, stride=2, padding_mode="circular"),
+        (1, 3, 7, 8),
+        lc.NotCertified,
+        r"divisible by the stride \(2, 2\); got 7×8.*zeros",
+    ),
+    (
+        lambda: lc.AffineConv2d(3, 2, 3, stride=2, padding=1, padding_mode="circular"),
+        (1, 3, 8, 7),
+        lc.NotCertified,
+        r"divisible by the stride",
+    ),
+    (
+        lambda: lc.ResidualConv2d(3, 2, 7, padding_mode="circular"),
+        (1, 3, 2, 2),
+        ValueError,
+        r"at least 3×3; got 2×2.*smaller kernel",
+    ),
+    (lambda: lc.ScaledAvgPool2d(3), (1, 1, 8, 9), ValueError, r"divisible by \(3, 3\); got \(1, 1, 8, 9\)"),
+    (lambda: lc.L2Pool2d(3), (1, 1, 9, 8), ValueError, r"L2Pool2d expects .*divisible"),
+    (lambda: lc.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible"),
+    (lambda: lc.PadChannels(2), (1, 3, 4, 4), ValueError, r"C ≤ 2; got \(1, 3, 4, 4\).*cannot drop"),
+    (lambda: lc.Centre([0.5]), (1, 3, 4, 4), ValueError, r"1 channels in dimension 1; got \(1, 3, 4, 4\)"),
+    (lambda: lc.MaxMin(), (1, 3), ValueError, r"multiple of 2 channels .*got 3"),
+    (lambda: lc.GroupSort(4), (1, 6), ValueError, r"multiple of 4 channels .*got 6"),
+    (lambda: lc.Householder(4), (1, 6), ValueError, r"made for 4 channels; got 6. Pass Householder\(6\)"),
+    (
+        lambda: lc.ConvexCombination(nn.Identity(), nn.Flatten()),
+        (1, 2, 2),
+        ValueError,
+        r"branches must give one shape",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "error", "message"), FORWARD)
+def test_bad_inputs_are_refused_with_a_cure(make, shape, error, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        make()(torch.randn(shape))
+
+
+def test_not_certified_is_a_value_error():
+    assert issubclass(lc.NotCertified, ValueError)
+
+
+class _Impostor(nn.ReLU):
+    def forward(self, x):
+        return 3 * x
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Linear(2, 2), nn.GELU(), nn.Softplus(), nn.BatchNorm1d(2), nn.LayerNorm(2), _Impostor()]
+)
+def test_unknown_modules_are_named_and_refused(module):
+    name = type(module).__name__
+    with pytest.raises(lc.NotCertified, match=f"no Lipschitz constant is proved for .*{name}.*Replace it"):
+        lc.lipschitz_bound(nn.Sequential(lc.ResidualLinear(2, 2), module))
+
+
+def test_arguments_nobody_knows_are_errors():
+    with pytest.raises(TypeError, match="dilation"):
+        lc.AffineConv2d(3, 2, 3, dilation=2)
+    with pytest.raises(AttributeError, match="no attribute 'ResidualConv3d'"):
+        _ = lc.ResidualConv3d

@@ -1,0 +1,181 @@
+"""The house: imports follow the picture, documentation runs, the command line and the wheel work."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "lipcert"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+
+
+def arrows():
+    """Room → rooms it may import, from the table in docs/architecture.md."""
+    table = {}
+    for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) >= 2 and re.fullmatch(r"`[a-z_]+`", cells[0]):
+            table[cells[0].strip("`")] = set(re.findall(r"`([a-z_]+)`", cells[1])) | (
+                {"everything"} if "everything" in cells[1] else set()
+            )
+    return table
+
+
+def room(parts):
+    return Path(parts[0]).stem
+
+
+def imported_rooms(path):
+    """Every room of lipcert that a file imports, wherever in the file the import stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full, so that this test can read them"
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "lipcert" else node.module for alias in node.names
+            ]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.startswith("lipcert."):
+                yield name.split(".")[1]
+            elif name == "lipcert":
+                yield "the public names"
+
+
+def test_imports_follow_the_picture():
+    allowed = arrows()
+    found = {room(p.relative_to(SOURCE).parts) for p in SOURCE.rglob("*.py")} - {"__init__", "__main__"}
+    assert set(allowed) == found, "docs/architecture.md and src/lipcert list different rooms"
+    for path in SOURCE.rglob("*.py"):
+        here = room(path.relative_to(SOURCE).parts)
+        if here in ("__init__", "__main__") or "everything" in allowed[here]:
+            continue
+        there = set(imported_rooms(path)) - {here, "errors"}
+        assert there <= allowed[here], f"{path.relative_to(ROOT)} imports {sorted(there - allowed[here])}"
+
+
+def test_nobody_imports_the_command_line():
+    for path in SOURCE.rglob("*.py"):
+        if path.parent != SOURCE / "cli" and path != SOURCE / "__main__.py":
+            assert "cli" not in set(imported_rooms(path)), path
+
+
+def test_every_module_says_what_it_is():
+    for path in SOURCE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+PAGES = sorted(
+    page
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    if "```python" in page.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page):
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    program = "import torch; torch.manual_seed(0)\n" + "\n".join(blocks)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_readme_has_code():
+    assert ROOT / "README.md" in PAGES
+
+
+def lipcert(*words, timeout=300):
+    return subprocess.run(
+        [sys.executable, "-m", "lipcert", *words],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def test_help_lists_the_commands_without_torch():
+    result = lipcert("--help")
+    assert result.returncode == 0
+    assert "demo" in result.stdout
+    code = (
+        "import sys; import lipcert.cli; sys.argv = ['lipcert', '--help']\n"
+        "try: lipcert.cli.main()\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["demo", "--epochs", "0"], ["demo", "--epochs", "many"], ["demo", "--epoch", "1"], ["prove"], []]
+)
+def test_bad_usage_is_exit_code_2_without_a_traceback(words):
+    result = lipcert(*words)
+    assert result.returncode == 2
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+    assert not result.stdout
+
+
+def test_demo_prints_one_table_that_fits():
+    result = lipcert("demo", "--epochs", "2")
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    rows = [re.split(r"\s*│\s*", line.strip("│ ")) for line in result.stdout.splitlines() if line.startswith("│")]
+    assert len(rows) == 11
+    assert "\x1b" not in result.stdout
+    for name, *numbers, _ in rows:
+        shares = [float(number) for number in numbers]
+        assert shares == sorted(shares, reverse=True), name  # natural ≥ certified, falling with the radius
+    again = lipcert("demo", "--epochs", "2")
+    strip = lambda text: re.sub(r"[0-9.]+ s", "", text)  # noqa: E731
+    assert strip(again.stdout) == strip(result.stdout)  # a seed decides everything but the time
+
+
+def test_wheel_is_complete_and_imports(tmp_path):
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        str(ROOT),
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(tmp_path),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("lipcert-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"lipcert/py.typed", "lipcert/data/digits.npz"} <= set(names)
+    assert all(name.startswith(("lipcert/", "lipcert-")) for name in names)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = (
+        "import json, lipcert as lc; from lipcert.data.digits import load_digits;"
+        "layer = lc.ResidualLinear(2, 2);"
+        "print(json.dumps([lc.__file__, len(load_digits('test').labels), layer.lipschitz_bound()]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        check=True,
+    )
+    where, count, constant = json.loads(result.stdout)
+    assert where.startswith(str(tmp_path))
+    assert (count, constant) == (397, 1.0)

@@ -1,0 +1,122 @@
+"""Pieces with laws of their own: radii, head, containers, loss, data, public names."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.algebra.gram import dense_columns
+from lipcert.certification.radius import certified_radii
+from lipcert.data.digits import load_digits
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def test_radius_is_the_smallest_over_all_rivals():
+    """A far rival with a small constant can be the nearer boundary: all of them count, not the largest logits."""
+    logits = torch.tensor([[3.0, 2.0, 0.0]])
+    pairwise = torch.tensor([[0.0, 0.1, 2.0], [0.1, 0.0, 2.0], [2.0, 2.0, 0.0]])
+    assert certified_radii(logits, torch.tensor([0]), pairwise).item() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [math.nan, 0.0, 0.0], [1.0, math.nan, 0.0], [math.inf, 0.0, 0.0],
+     [math.inf, math.inf, 0.0], [1.0, -math.inf, 0.0]],
+)  # fmt: skip
+def test_ties_errors_and_non_finite_logits_have_radius_zero(logits):
+    radii = certified_radii(torch.tensor([logits]), torch.tensor([0]), torch.full((3, 3), math.sqrt(2)))
+    assert radii.item() == 0.0
+
+
+@pytest.mark.parametrize("constant", [math.nan, math.inf, -1.0])
+def test_unusable_constants_have_radius_zero(constant):
+    radii = certified_radii(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.full((2, 2), constant))
+    assert radii.item() == 0.0
+
+
+def test_head_separates_the_pair_from_the_whole_map():
+    head = lc.NormalizedHead(20, 7).double()
+    unit = head.weight / head.weight.norm(dim=1, keepdim=True)
+    exact = torch.linalg.matrix_norm(unit, 2).item()
+    assert exact <= head.lipschitz_bound() <= exact * 7 ** (1 / 512) * (1 + 1e-12)
+    pairs = head.pairwise_bound()
+    distance = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")
+    assert (distance <= pairs).all()
+    assert (pairs <= distance + 1e-12).all()
+    assert pairs.max() <= 2 + 1e-12
+
+
+def test_a_sequence_multiplies_and_rounds_up():
+    model = nn.Sequential(
+        lc.Normalize([0.5], [0.3]), nn.Flatten(), lc.Scale(3.0), lc.ResidualLinear(4, 3), nn.Sigmoid()
+    )
+    exact = 0.25 * 3 / float(torch.tensor(0.3).double())
+    assert exact <= lc.lipschitz_bound(model) <= exact * (1 + 8 * EPS)
+    assert lc.lipschitz_bound(nn.Sequential()) == 1.0
+    assert lc.lipschitz_bound(nn.LeakyReLU(1.7)) == 1.7
+    assert lc.lipschitz_bound(nn.ELU(2.0)) == 2.0
+
+
+def test_a_convex_combination_is_no_product():
+    branches = lc.ConvexCombination(lc.Scale(3.0), nn.Sequential(lc.Scale(2.0), lc.Scale(0.5)))
+    assert lc.lipschitz_bound(branches) == 3.0
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(branches(x), 2.0 * x)  # equal weights to begin with
+    with pytest.raises(lc.NotCertified, match="GELU"):
+        lc.lipschitz_bound(lc.ConvexCombination(lc.Scale(1.0), nn.GELU()))
+
+
+def test_loss_is_the_papers_formula_and_has_its_limits():
+    logits, labels = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.randint(5, (6,))
+    loss = lc.losses.OffsetCrossEntropy(offset=1.3, temperature=0.25)
+    onehot = nn.functional.one_hot(labels, 5).double()
+    z = (logits - 1.3 * onehot) / 0.25
+    by_hand = -0.25 * (z.log_softmax(dim=1) * onehot).sum(dim=1).mean()
+    torch.testing.assert_close(loss(logits, labels), by_hand, rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(lambda v: loss(v, labels), (logits,))
+    plain = lc.losses.OffsetCrossEntropy(offset=0.0, temperature=1.0)
+    torch.testing.assert_close(plain(logits, labels), nn.functional.cross_entropy(logits, labels))
+    # As τ → 0 the loss is the violated margin, max_j(f_j + offset·[j ≠ y]) − f_y.
+    hard = lc.losses.OffsetCrossEntropy(offset=1.3, temperature=1e-4)
+    own = logits.gather(1, labels[:, None])[:, 0]
+    margin = ((logits + 1.3 * (1 - onehot)).amax(dim=1) - own).mean()
+    torch.testing.assert_close(hard(logits, labels), margin, rtol=0, atol=1e-3)
+
+
+def test_digits_are_whole():
+    train, test = load_digits("train"), load_digits("test")
+    assert (len(train.labels), len(test.labels)) == (1400, 397)
+    for part in (train, test):
+        assert part.images.dtype == torch.uint8
+        assert part.images.shape[1:] == (1, 8, 8)
+        assert part.inputs().min() == 0
+        assert part.inputs().max() == 1
+        assert set(part.labels.tolist()) == set(range(10))
+
+
+def test_optimal_is_spectral_before_fitting_and_tighter_after():
+    layer = lc.ResidualLinear(20, 12, bound="optimal").double()
+    spectral = lc.bounds.Spectral()(dense_columns(layer.weight))[1]
+    torch.testing.assert_close(layer.bound(dense_columns(layer.weight))[1], spectral, rtol=1e-12, atol=0)
+    solution = layer.bound.fit(layer.weight)
+    t = layer.bound(dense_columns(layer.weight))[1].detach()
+    gram = layer.weight @ layer.weight.T
+    assert (gram.diagonal() / t).sum() > (gram.diagonal() / spectral).sum()
+    assert 12 - (gram.diagonal() / t).sum() <= solution.objective * 1.05 + 0.05 * 12
+    with torch.no_grad():
+        layer.weight.add_(torch.randn_like(layer.weight))  # the weight moves on: looser, never wrong
+    t = layer.bound(dense_columns(layer.weight))[1].detach()
+    assert torch.linalg.eigvalsh(torch.diag(t) - layer.weight @ layer.weight.T)[0] >= -1e-12 * t.max()
+
+
+def test_public_names_exist_and_are_lazy():
+    for name in lc.__all__:
+        assert getattr(lc, name) is not None
+    assert set(lc.__all__) <= set(dir(lc))
+    code = "import sys, lipcert; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
