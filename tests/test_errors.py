@@ -200,3 +200,36 @@ def test_arguments_nobody_knows_are_errors():
         lc.AffineConv2d(3, 2, 3, dilation=2)
     with pytest.raises(AttributeError, match="no attribute 'ResidualConv3d'"):
         _ = lc.ResidualConv3d
+
+
+class _Louder(lc.ResidualLinear):
+    def forward(self, x):
+        return 5 * super().forward(x)
+
+
+class _Mine(lc.bounds.Bound):
+    def forward(self, columns):
+        return columns, torch.ones(columns.count)
+
+
+class _Vouched(_Louder):
+    def lipschitz_bound(self):
+        return 5.0
+
+
+def test_a_subclass_or_a_hook_does_not_inherit_the_proof():
+    for layer in (_Louder(4, 3), lc.ResidualLinear(4, 3, bound=_Mine())):
+        with pytest.raises(lc.NotCertified, match="nobody vouches"):
+            lc.lipschitz_bound(nn.Sequential(layer))
+    assert lc.lipschitz_bound(_Vouched(4, 3)) == 5.0
+    for layer in (lc.ResidualLinear(4, 3), nn.ReLU(), nn.Sequential(nn.ReLU())):
+        layer.register_forward_hook(lambda module, args, out: 9 * out)
+        with pytest.raises(lc.NotCertified, match="forward hook"):
+            lc.lipschitz_bound(nn.Sequential(layer))
+
+
+def test_a_constant_that_is_no_number_is_refused():
+    scale = lc.Scale(2.0)
+    scale.factor = float("nan")
+    with pytest.raises(lc.NotCertified, match="must be finite"):
+        lc.lipschitz_bound(scale)

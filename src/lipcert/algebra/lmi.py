@@ -8,8 +8,8 @@ Theorem 4: h(x) = Hx + Gσ(Wᵀx + b) is 1-Lipschitz if, for some diagonal Λ �
 H = 0 gives Fazlyab et al. (2019), Theorem 1, with (α, β, W⁰, W¹) = (0, 1, Wᵀ, G); H = I forces
 G = −WΛ, and with T = 2Λ⁻¹ what remains is WᵀW ⪯ T.
 
-Rounding: a margin is λ_min computed in float64, an estimate good to its own backward error; ``holds``
-allows that error and no more, so it can accept a violation of its size. These checks test theorems and
+Rounding: λ_min is computed in float64, an estimate good to its own backward error; ``holds`` allows that
+error and no more, so it can accept a violation of its size. These checks test theorems and
 shapes; they are no certificate.
 """
 
@@ -52,17 +52,17 @@ def residual_parts(w: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def smallest_eigenvalue_estimate(matrix: Tensor) -> float:
-    """λ_min of a symmetric float64 matrix, to within ``eigenvalue_error``."""
+    """λ_min of a symmetric float64 matrix, as ``eigvalsh`` finds it."""
     return float(torch.linalg.eigvalsh(matrix)[0])
 
 
-def eigenvalue_error(matrix: Tensor) -> float:
-    """What rounding may move λ_min by: n·eps·‖M‖_F, the backward error of forming and of ``eigvalsh``."""
-    return len(matrix) * torch.finfo(matrix.dtype).eps * float(torch.linalg.matrix_norm(matrix))
+def holds(matrix: Tensor, *, terms: float = 0.0) -> bool:
+    """Whether M ⪰ 0 up to the rounding error of λ_min, n·eps·(‖M‖_F + terms). False for anything not finite.
 
-
-def holds(matrix: Tensor) -> bool:
-    """Whether M ⪰ 0 up to the rounding error of computing λ_min. False for anything not finite."""
+    ``terms`` is the size of what was subtracted to form M, such as ‖T‖_F + ‖W‖_F² for T − WᵀW: on the
+    boundary of the cone its rounding exceeds that of M itself.
+    """
     if not bool(torch.isfinite(matrix).all()):
         return False
-    return smallest_eigenvalue_estimate(matrix) >= -eigenvalue_error(matrix)
+    size = float(torch.linalg.matrix_norm(matrix)) + terms
+    return smallest_eigenvalue_estimate(matrix) >= -len(matrix) * torch.finfo(matrix.dtype).eps * size

@@ -29,6 +29,8 @@ class Demo:
     """Of the initial weights and of the order of the examples."""
 
     def run(self) -> int:
+        from functools import partial
+
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -50,7 +52,7 @@ class Demo:
             total = progress.add_task("all networks", total=len(networks) * self.epochs)
             for name, make in networks.items():
                 task = progress.add_task(name, total=self.epochs)
-                rows.append((name, train_and_certify(make, self, lambda t=task: progress.advance(t))))
+                rows.append((name, train_and_certify(make, self, partial(progress.advance, task))))
                 progress.advance(total, self.epochs)
                 progress.remove_task(task)
         Console().print(table(rows))

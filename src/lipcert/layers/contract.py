@@ -56,6 +56,7 @@ class BoundedLayer(LipschitzLayer):
 
     def lipschitz_bound(self) -> float:
         require_finite(self)
+        require_vouched(self.bound, "require_sound")
         self.bound.require_sound()
         return 1.0
 
@@ -70,29 +71,67 @@ def require_finite(module: nn.Module) -> None:
             )
 
 
+def require_vouched(part: nn.Module, method: str) -> None:
+    """Raise ``NotCertified`` where someone else's code answers with our proof.
+
+    A subclass made elsewhere may compute something else, and a hook certainly does: the subclass must
+    define ``method`` itself, so that its author vouches for it.
+    """
+    kind = type(part)
+    ours = kind.__module__.partition(".")[0] == "lipcert"
+    if not ours and method not in vars(kind):
+        raise NotCertified(
+            f"{kind.__qualname__} is a subclass that does not define {method}() itself, so nobody vouches for "
+            f"it. Define {method}() there, with a proof, or use the layer it derives from."
+        )
+    require_no_hooks(part)
+
+
+def require_no_hooks(part: nn.Module) -> None:
+    """Raise ``NotCertified`` if a forward hook is registered on ``part``."""
+    if part._forward_hooks or part._forward_pre_hooks:
+        raise NotCertified(
+            f"{type(part).__qualname__} has a forward hook, which may change what it computes. Remove the hook."
+        )
+
+
 _EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh, Abs, MaxMin, GroupSort, Householder)
 
 
 def lipschitz_bound(module: nn.Module) -> float:
     """A proved Lipschitz constant of a layer, of an activation, or of an ``nn.Sequential`` of them."""
-    if isinstance(module, LipschitzLayer):
-        return module.lipschitz_bound()
     kind = type(module)  # exact: a subclass may compute something else
-    if kind is nn.Sequential:
+    if isinstance(module, LipschitzLayer):
+        require_vouched(module, "lipschitz_bound")
+        constant = module.lipschitz_bound()
+    else:
+        require_no_hooks(module)
+        require_finite(module)
+        constant = _torch_bound(module)
+    if not 0 <= constant < math.inf:
+        raise NotCertified(
+            f"the Lipschitz constant of {kind.__qualname__} must be finite and not negative; got {constant}. "
+            "Check its parameters."
+        )
+    return constant
+
+
+def _torch_bound(module: nn.Module) -> float:
+    kind = type(module)
+    if isinstance(module, nn.Sequential) and kind is nn.Sequential:
         product = 1.0
-        for child in module.children():
+        for child in module:  # not children(), which counts a module used twice once
             factor = lipschitz_bound(child)
             product = product if factor == 1.0 else math.nextafter(product * factor, math.inf)
         return product
-    require_finite(module)
     if kind in _EXACT_ONE:
         return 1.0
-    if isinstance(module, nn.Sigmoid) and kind is nn.Sigmoid:
+    if kind is nn.Sigmoid:
         return 0.25
-    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
-        return max(1.0, abs(module.negative_slope))
-    if isinstance(module, nn.ELU) and kind is nn.ELU:
-        return max(1.0, abs(module.alpha))
+    for leaky, slope in ((nn.LeakyReLU, "negative_slope"), (nn.ELU, "alpha")):
+        if kind is leaky:
+            value = abs(float(getattr(module, slope)))
+            return value if not value <= 1.0 else 1.0  # NaN stays NaN, and is refused
     raise NotCertified(
         f"no Lipschitz constant is proved for {kind.__module__}.{kind.__qualname__}. Replace it by a lipcert "
         "layer, or by one of Identity, Flatten, ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Sequential of torch.nn."

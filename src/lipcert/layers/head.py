@@ -50,7 +50,20 @@ class NormalizedHead(LipschitzLayer):
     def unit_weight(self) -> Tensor:  # (num_classes, in_features)
         """The rows w_i/‖w_i‖."""
         with no_autocast(self.weight):
-            return unit_rows(at_least_float32(self.weight))
+            return self._unit_rows(at_least_float32(self.weight))
+
+    def _unit_rows(self, weight: Tensor) -> Tensor:
+        """w_i/‖w_i‖, each row divided by its largest entry first so that no norm overflows or underflows.
+
+        A row with no entry above tiny^¼ of the dtype the head *runs in* counts as 0, since its gradient would
+        overflow; the bounds, computed in float64, must see the same rows.
+        """
+        dtype = at_least_float32(self.weight).dtype
+        largest = weight.detach().abs().amax(dim=1, keepdim=True)
+        alive = largest > torch.finfo(dtype).tiny ** 0.25
+        unit = torch.where(alive, weight, 0.0) / torch.where(alive, largest, 1.0)
+        norm = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
+        return unit / torch.where(alive, norm, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 1 or x.shape[-1] != self.in_features:
@@ -68,7 +81,7 @@ class NormalizedHead(LipschitzLayer):
         """Of the whole map to the logits, ‖Ŵ‖ ≤ √num_classes; certificates use ``pairwise_bound``."""
         require_finite(self)
         with torch.no_grad():
-            rows = unit_rows(self.weight.double())
+            rows = self._unit_rows(self.weight.double())
             squared = float(squared_norm_bound(dense_columns(rows), iterations=8)[0])
         return math.sqrt(squared) * self._rounding()
 
@@ -76,7 +89,7 @@ class NormalizedHead(LipschitzLayer):
         """‖w_i − w_j‖ of the unit rows, rounded up: how fast the margin between classes i and j can change."""
         require_finite(self)
         with torch.no_grad():
-            rows = unit_rows(self.weight.double())
+            rows = self._unit_rows(self.weight.double())
             return torch.linalg.vector_norm(rows[:, None] - rows[None, :], dim=-1) + 2 * (self._rounding() - 1)
 
     def _rounding(self) -> float:
@@ -85,12 +98,3 @@ class NormalizedHead(LipschitzLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
-
-
-def unit_rows(weight: Tensor) -> Tensor:
-    """w_i/‖w_i‖, each row divided by its largest entry first so that no norm overflows or underflows."""
-    largest = weight.detach().abs().amax(dim=1, keepdim=True)
-    alive = largest > torch.finfo(weight.dtype).tiny ** 0.25  # below, a row counts as 0: its gradient is huge
-    unit = torch.where(alive, weight, 0.0) / torch.where(alive, largest, 1.0)
-    norm = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
-    return unit / torch.where(alive, norm, 1.0)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipcert.errors import pair, positive_int
+from lipcert.errors import NotCertified, pair, positive_int
 from lipcert.layers.contract import LipschitzLayer, lipschitz_bound, require_finite
 
 
@@ -133,7 +133,10 @@ class Normalize(LipschitzLayer):
 
     def lipschitz_bound(self) -> float:
         require_finite(self)
-        return math.nextafter(1.0 / float(self.std.double().abs().min()), math.inf)
+        smallest = float(self.std.double().abs().min())
+        if smallest == 0:
+            raise NotCertified("std must not be 0; got 0.0. Load the statistics of the training images.")
+        return math.nextafter(1.0 / smallest, math.inf)
 
 
 class Scale(LipschitzLayer):
