@@ -48,9 +48,16 @@ logger = logging.getLogger(__name__)
 
 
 def mathml(node: nodes.Element, *, block: bool) -> str:
-    """The formula of ``node`` as MathML; one that cannot be read is a warning and stays LaTeX."""
+    """The formula of ``node`` as MathML; one that cannot be read is a warning and stays LaTeX.
+
+    The converter reads a half without braces as 12 over what follows, and sets the index of a letter with a
+    hat underneath it. Both would be wrong in silence, so they are warnings too.
+    """
+    formula = node.astext().replace("'", r"^{\prime}")  # an apostrophe would take the index that follows
+    if re.search(r"frac\s*\d|\\(wide)?(hat|tilde)\s*\\?\w+}?_", formula):
+        logger.warning("formula %r: write \\frac{1}{2} and \\hat{w_i}", formula, location=node)
     try:
-        return tex2mathml(node.astext(), as_block=block)
+        return tex2mathml(formula, as_block=block)
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
         return f"<code>{nodes.unescape(node.astext())}</code>"

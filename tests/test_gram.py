@@ -96,7 +96,7 @@ def test_the_grid_bound_covers_every_frequency(shape):
         assert fine <= bound * SLACK
         assert (
             bound <= 1.045 * fine
-        )  # 1.0049 per axis from the grid, rank^(1/2^11) from ten squarings, the fine grid
+        )  # 1.0097 per axis from the grid, rank^(1/2^11) from ten squarings, the fine grid
 
 
 def test_the_grid_is_finer_than_the_degree():

@@ -57,7 +57,7 @@ def _normalised_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tu
     for step in range(squarings + 1):
         if step:
             power = power @ power
-            power = 0.5 * (power + power.mH)  # rounding leaves it not quite Hermitian; the row sums need it
+        power = 0.5 * (power + power.mH)  # rounding leaves it not quite Hermitian; the row sums need it
         largest = power.detach().abs().amax(dim=dims, keepdim=True)
         power = power / torch.where(largest > 0, largest, 1.0)
         scale = scale * largest ** (0.5**step)

@@ -22,7 +22,7 @@ class AffineLinear(BoundedLayer):
 
     Args:
         in_features: n, the number of columns of W.
-        out_features: m.
+        out_features: m, the number of rows of W.
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``in_features`` columns.
         bias: whether b is learned.
 

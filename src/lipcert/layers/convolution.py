@@ -2,7 +2,7 @@
 
 Zero padding deletes rows and columns of the infinite operator, which cannot raise its norm, whatever
 the amount. Circular padding wraps the image; it keeps the norm only if no output position occurs twice.
-Reflect and replicate padding repeat pixels: norms up to 1.9 and 2.2 under a bound of 1.
+Reflect and replicate padding repeat pixels: one corner tap of a 3×3 kernel has norm 2 under a bound of 1.
 """
 
 from __future__ import annotations

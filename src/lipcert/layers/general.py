@@ -24,9 +24,9 @@ class GeneralLinear(BoundedLayer):
     """h(x) = U₁(x − WΛσ(z)) + U₂Λ^½σ(z), z = Wᵀx + b, Λ = T⁻¹, [U₁ U₂] orthonormal: from ℝᵐ to ℝᵏ.
 
     Args:
-        in_features: m.
+        in_features: m, the size of x.
         hidden: n, the number of columns of W.
-        out_features: k.
+        out_features: k, the size of h(x).
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``hidden`` columns.
         method: how [U₁ U₂] is made orthonormal, as in ``OrthogonalLinear``.
         activation: σ, with slope in [0, 1].
