@@ -95,6 +95,11 @@ def test_the_readme_has_code():
     assert ROOT / "README.md" in PAGES
 
 
+def test_the_readme_shows_what_the_results_hold():
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- results/demo.txt -->\n```text\n")[1]
+    assert shown.startswith((ROOT / "results" / "demo.txt").read_text(encoding="utf-8").rstrip("\n"))
+
+
 def lipcert(*words, timeout=300):
     return subprocess.run(
         [sys.executable, "-m", "lipcert", *words],

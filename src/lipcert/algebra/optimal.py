@@ -64,7 +64,7 @@ def optimal_gamma(
     """Solve AOLplus: γ ≥ 0 with WΓWᵀ ≺ I that minimises `objective` up to the relative `gap`.
 
     One step is a dozen products of n×n matrices, and 7 to 30 steps reach 1e-3. When `max_iterations` or the
-    precision of float64 (gaps of about 1e-8) comes first, the last γ is returned with the larger gap proved for
+    precision of float64 (gaps of about 1e-7) comes first, the last γ is returned with the larger gap proved for
     it, feasible all the same. A limit on steps, unlike one on seconds, means the same on every machine.
     """
     if weight.ndim != 2 or weight.is_complex():
