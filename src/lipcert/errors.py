@@ -12,6 +12,10 @@ class NotCertified(ValueError):
     """No proof covers this request, so it is refused: lipcert fails closed."""
 
 
+class DataNotFound(ValueError):
+    """A data set, or a file of one, is not where it was looked for."""
+
+
 def positive_int(name: str, value: object) -> int:
     """``value`` as an int of at least 1, else a ValueError that names the argument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -6,15 +6,11 @@ round(255·v/16). The first 1,400 images are the training set, the last 397, by 
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from lipcert.data.dataset import ImageData, Split, image_data, sha256_of
 from lipcert.errors import one_of
 
 TRAINING_IMAGES = 1400
@@ -24,34 +20,18 @@ SHA256 = {
 }
 
 
-@dataclass(frozen=True)
-class ImageData:
-    """Images as uint8 (N, C, H, W), labels as int64 (N,), and the names of the classes."""
-
-    images: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
-
-    def inputs(self) -> Tensor:  # (N, C, H, W) float32 in [0, 1]
-        return self.images.float() / 255
-
-
-def load_digits(split: Literal["train", "test"]) -> ImageData:
+def load_digits(split: Split) -> ImageData:
     """The training or the test part of the embedded digits, checked against their sha256."""
     one_of("split", split, ("train", "test"))
     source = resources.files("lipcert.data").joinpath("digits.npz")
     with resources.as_file(source) as path, np.load(path, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in SHA256}
     for name, expected in SHA256.items():
-        found = hashlib.sha256(arrays[name].tobytes()).hexdigest()
+        found = sha256_of(arrays[name])
         if found != expected:
             raise ValueError(
                 f"digits.npz: expected sha256 {expected[:12]}… for {name}, got {found[:12]}…. Reinstall lipcert."
             )
     part = slice(None, TRAINING_IMAGES) if split == "train" else slice(TRAINING_IMAGES, None)
     grey = np.rint(arrays["images"][part] * (255 / 16)).astype(np.uint8)
-    return ImageData(
-        images=torch.from_numpy(grey[:, None]),
-        labels=torch.from_numpy(arrays["labels"][part].astype(np.int64)),
-        classes=tuple("0123456789"),
-    )
+    return image_data(grey[:, None], arrays["labels"][part], tuple("0123456789"), "digits", split)

@@ -1,0 +1,154 @@
+"""Named bytes out of a folder, a tar or a zip archive: read in memory, within limits, nothing extracted.
+
+An archive may be hostile or damaged, so sizes are checked before anything is allocated: no file may exceed
+``LARGEST_FILE`` (no array of images ``LARGEST_ARRAY``), and whatever is compressed may grow at most ``RATIO``
+times (plus ``SLACK``), which no images do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from lipcert.errors import DataNotFound
+
+LARGEST_FILE, LARGEST_ARRAY = 2 << 30, 64 << 30
+RATIO, SLACK = 200, 64 << 20
+DEPTH = 6  # folders below the one that was named; tiny-imagenet-200 needs four
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The names found, with forward slashes and sorted, and how to read one."""
+
+    path: Path
+    names: tuple[str, ...]
+    read: Callable[[str], bytes]
+
+    def ending(self, name: str) -> str:
+        """The one name whose last part is ``name``; the shallowest if there are several."""
+        found = sorted((n for n in self.names if n.rsplit("/", 1)[-1] == name), key=lambda n: (n.count("/"), n))
+        if not found:
+            raise DataNotFound(
+                f"{self.path}: expected a file {name}; got none. The copy is incomplete: fetch it again."
+            )
+        return found[0]
+
+
+@contextmanager
+def open_files(path: Path) -> Iterator[Files]:
+    """The files under a folder or inside a .tar, .tar.gz or .zip."""
+    if path.is_dir():
+        yield Files(path, tuple(sorted(_walk(path))), lambda name: _read_plain(path / name))
+    elif not path.exists():
+        raise DataNotFound(f"{path}: expected a folder, an archive or an .npz file; got nothing. Check the path.")
+    elif not path.is_file():
+        raise ValueError(f"{path}: expected a folder or a regular file; got something else. Check the path.")
+    elif zipfile.is_zipfile(path):
+        with open_zip(path) as archive:
+            members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            yield Files(path, tuple(sorted(members)), lambda name: _read_member(path, archive, members[name]))
+    else:
+        contents = _read_tar(path)
+        yield Files(path, tuple(sorted(contents)), contents.__getitem__)
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    with damaged(path):
+        return zipfile.ZipFile(path)
+
+
+@contextmanager
+def damaged(path: Path | str) -> Iterator[None]:
+    """Whatever a library says about broken bytes, as one ValueError that names the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path}: expected a whole file; got a damaged one ({reason}). Fetch it again.") from error
+
+
+def check_size(path: Path | str, size: int, compressed: int | None = None, *, largest: int = LARGEST_FILE) -> None:
+    """Refuse a declared size before anything is allocated."""
+    limit = largest if compressed is None else min(largest, SLACK + RATIO * compressed)
+    if size > limit:
+        raise ValueError(
+            f"{path}: expected at most {limit:,} bytes; got {size:,} declared. "
+            "Not a data set lipcert reads: check the file."
+        )
+
+
+def _walk(path: Path) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, below, files in os.walk(path, followlinks=True, onerror=refuse):
+        relative = Path(folder).relative_to(path)
+        if len(relative.parts) >= DEPTH:
+            below.clear()
+        yield from ((relative / file).as_posix() for file in files)
+
+
+def _read_plain(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would never end
+        raise DataNotFound(f"{path}: expected a regular file; got none. Check the path.")
+    check_size(path, path.stat().st_size)
+    return path.read_bytes()
+
+
+def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    check_size(f"{path}: {info.filename}", info.file_size, info.compress_size)
+    with damaged(f"{path}: {info.filename}"), archive.open(info) as member:
+        return member.read()
+
+
+class _Bounded:
+    """A stream that refuses to give more than ``limit`` bytes: tar headers declare sizes of their own."""
+
+    def __init__(self, path: Path, stream: BinaryIO, limit: int) -> None:
+        self.path, self.stream, self.left, self.limit = path, stream, limit, limit
+
+    def read(self, size: int) -> bytes:
+        piece = self.stream.read(size)
+        self.left -= len(piece)
+        if self.left < 0:
+            raise ValueError(
+                f"{self.path}: expected at most {self.limit:,} bytes once decompressed; got more. "
+                "Not a data set lipcert reads: check the file."
+            )
+        return piece
+
+
+def _read_tar(path: Path) -> dict[str, bytes]:
+    size = path.stat().st_size
+    contents = {}
+    with damaged(path), path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+        bounded = _Bounded(path, stream, min(LARGEST_FILE, SLACK + RATIO * size))
+        try:
+            with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r|") as archive:
+                for member in archive:
+                    content = archive.extractfile(member) if member.isreg() else None
+                    if content is not None:
+                        contents[member.name.removeprefix("./")] = content.read()
+            while bounded.read(1 << 20):  # gzip's check value comes last
+                pass
+        except tarfile.ReadError:
+            if contents:
+                raise
+            raise ValueError(
+                f"{path}: expected a folder, a .tar, .tar.gz or .zip archive or an .npz file; got another kind of "
+                "file, or one cut short. Name the folder that holds it, or the archive as it was downloaded."
+            ) from None
+    return contents
