@@ -38,7 +38,13 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         for out in (3, 12):
             make = lambda b=bound, k=out: lc.GeneralLinear(5, 4, k, bound=b)  # noqa: E731
             yield f"general-linear-{bound}-to-{out}", Entry(make, (5,))
-    yield "residual-linear-rescaled3", Entry(lambda: lc.ResidualLinear(6, 5, bound=lc.bounds.Rescaled(5, 3)), (6,))
+    for order in (2, 3, 5):
+        make = lambda k=order: lc.ResidualLinear(6, 5, bound=lc.bounds.Rescaled(5, k))  # noqa: E731
+        yield f"residual-linear-rescaled{order}", Entry(make, (6,))
+        make = lambda k=order: lc.GeneralLinear(6, 5, 4, bound=lc.bounds.Rescaled(5, k))  # noqa: E731
+        yield f"general-linear-rescaled{order}", Entry(make, (6,))
+    make = lambda: lc.AffineConv2d(2, 3, 3, stride=2, padding=1, bound=lc.bounds.Rescaled(2, 2))  # noqa: E731
+    yield "affine-conv-rescaled2", Entry(make, (2, 6, 6))
     for activation in SLOPE_RESTRICTED:
         make = lambda a=activation: lc.ResidualLinear(6, 5, activation=a)  # noqa: E731
         yield f"residual-linear-{activation}", Entry(make, (6,))
@@ -72,6 +78,8 @@ def _entries() -> Iterator[tuple[str, Entry]]:
                 )
                 name = f"affine-conv-{bound}-{mode}-k{kernel}-s{stride}-p{padding}-g{groups}"
                 yield name, Entry(make, (2 * groups, 6, 6))
+        make = lambda b=bound: lc.ResidualConv2d(4, 6, 3, stride=2, groups=2, bound=b)  # noqa: E731
+        yield f"residual-conv-{bound}-groups", Entry(make, (4, 5, 5))
         make = lambda b=bound: lc.ResidualConv2d(2, 3, 2, stride=2, bound=b)  # noqa: E731
         yield f"residual-conv-{bound}-even", Entry(make, (2, 5, 5))
         make = lambda b=bound: lc.AffineConv2d(2, 3, 2, padding=2, bound=b)  # noqa: E731
@@ -124,6 +132,21 @@ def _active(layer: nn.Module) -> None:
             nn.init.constant_(module.bias, steep)
 
 
+def fit(layer: nn.Module) -> None:
+    """Solve for Optimal's Γ where there is one: the hostile weight is what it is solved for."""
+    for module in layer.modules():
+        if isinstance(getattr(module, "bound", None), lc.bounds.Optimal):
+            module.bound.fit(module.columns())
+
+
+def _big_bias(layer: nn.Module) -> None:
+    """Dead columns beside biases near overflow: ∞·0 waits here."""
+    _fill(layer, lambda w: _column(0.0)(w) * 1e-9, lambda v: v)
+    for module in layer.modules():
+        if isinstance(getattr(module, "bias", None), nn.Parameter):
+            nn.init.constant_(module.bias, 1e30)
+
+
 def _column(value: float) -> Callable[[Tensor], Tensor]:
     def change(w: Tensor) -> Tensor:
         w[1:, -1] = w[1:, -1] * value
@@ -140,6 +163,11 @@ def _block_orthogonal(w: Tensor) -> Tensor:
     flat = flat.clone()
     flat[0] *= 1e-6
     return flat.reshape(w.shape).to(w.dtype)
+
+
+def _graded(w: Tensor) -> Tensor:  # rows and columns from 1 to 1e-24
+    steps = torch.linspace(0, -24, len(w), dtype=torch.float64)
+    return (w.double() * 10 ** steps.view(-1, *[1] * (w.ndim - 1)) + (w == 0)).to(w.dtype)
 
 
 def _falling(v: Tensor) -> Tensor:  # log q from −60 to 0, biases likewise
@@ -159,6 +187,9 @@ HOSTILE: dict[str, Callable[[nn.Module], None]] = {
     "tiny column": lambda layer: _fill(layer, _column(1e-7), lambda v: v),
     "subnormal column": lambda layer: _fill(layer, _column(1e-40), lambda v: v),
     "huge column": lambda layer: _fill(layer, _column(1e25), lambda v: v),
+    "huge and equal": lambda layer: _fill(layer, lambda w: torch.full_like(w, 1e38), lambda v: v),
+    "graded columns": lambda layer: _fill(layer, _graded, lambda v: v),
+    "big bias": _big_bias,
     "equal columns": lambda layer: _fill(layer, torch.ones_like, lambda v: v),
     "block orthogonal": lambda layer: _fill(layer, _block_orthogonal, _falling),
     "q of 1e4": lambda layer: _fill(layer, lambda w: w, lambda v: v.sign() * 1e4 * (v > 0)),

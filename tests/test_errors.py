@@ -6,7 +6,7 @@ from torch import nn
 
 import lipcert as lc
 from lipcert.activations import slope_restricted
-from lipcert.algebra.lmi import theorem4_matrix
+from lipcert.algebra.lmi import condition_matrix, holds, theorem4_matrix
 from lipcert.algebra.orthogonal import exponential_series, orthonormal
 from lipcert.certification.radius import certified_radii
 from lipcert.data.digits import load_digits
@@ -85,7 +85,11 @@ REFUSED = [  # (call, exception, what the message must say)
     (lambda: lc.AffineConv2d(3, 2, 4, padding="same"), ValueError, r"odd kernel and stride 1; got kernel \(4, 4\)"),
     (lambda: lc.AffineConv2d(3, 2, 3, stride=2, padding="same"), ValueError, r"'same' needs .*stride 1"),
     (lambda: lc.AffineConv2d(3, 2, 3, padding="valid"), ValueError, r"padding must be one of \['same'\]"),
-    (lambda: lc.AffineConv2d(3, 2, 3, groups=2), ValueError, r"groups must divide .*groups=2 for 3 and 2"),
+    (
+        lambda: lc.AffineConv2d(3, 2, 3, groups=2),
+        ValueError,
+        r"groups must divide in_channels .*groups=2 for in_channels=3",
+    ),
     (lambda: lc.ResidualConv2d(3, 2, (3, 3, 3)), ValueError, r"pair of integers.*got \(3, 3, 3\)"),
     (lambda: lc.OrthogonalLinear(3, 2, method="qr"), ValueError, r"method must be one of \['bjorck'.*got 'qr'"),
     (lambda: lc.GeneralLinear(3, 2, 2, method="qr"), ValueError, r"method must be one of"),
@@ -96,17 +100,35 @@ REFUSED = [  # (call, exception, what the message must say)
         r"order must be one of \[3, 4, 7, 8, 11, 12\]; got 5",
     ),
     (lambda: lc.bounds.SLL(3, "softmax"), ValueError, r"form must be one of \['exp', 'shifted', 'surrogate'\]"),
-    (lambda: lc.bounds.SLL(3, epsilon=0.0), ValueError, r"epsilon must lie between 0 and 1; got 0.0"),
+    (lambda: lc.bounds.SLL(3, "shifted", epsilon=0.0), ValueError, r"epsilon must lie between 0 and 1; got 0.0"),
     (lambda: lc.bounds.Rescaled(3, order=-1), ValueError, r"order must be an integer from 0 .*got -1"),
     (lambda: lc.bounds.Optimal(3, objective="rank"), ValueError, r"objective must be one of .*got 'rank'"),
-    (lambda: lc.bounds.Optimal(3).fit(torch.ones(2, 3)), ValueError, r"\(3, m\).*got \(2, 3\).*weight.T"),
+    (lambda: lc.bounds.Optimal(3).fit(torch.ones(3, 3)), ValueError, r"got Tensor. Pass layer.columns\(\)"),
+    (lambda: lc.bounds.Optimal(3).fit(lc.AffineLinear(2, 3).columns()), ValueError, r"3 of them; got 2 columns"),
+    (lambda: lc.bounds.SLL(3, epsilon=0.5), ValueError, r"left out for form='exp'"),
+    (lambda: lc.bounds.SLL(3, "shifted", epsilon="a"), ValueError, r"epsilon must be a finite number; got 'a'"),
+    (lambda: lc.MaxMin(dim="a"), ValueError, r"dim must be an integer; got 'a'"),
+    (lambda: lc.Scale("2"), ValueError, r"factor must be a finite number; got '2'"),
+    (lambda: lc.ConvexCombination([nn.ReLU()]), ValueError, r"each a module; got"),
+    (
+        lambda: lc.ResidualConv2d(3, 4, groups=2),
+        ValueError,
+        r"groups must divide channels and hidden; got groups=2",
+    ),
+    (lambda: lc.lipschitz_bound("model"), ValueError, r"expected a torch module; got str"),
+    (lambda: condition_matrix(torch.ones(2, 1), torch.ones(3)), ValueError, r"\(m, n\).*got \(2, 1\) and \(3,\)"),
+    (
+        lambda: certified_radii(torch.ones(2, 2), torch.tensor([0, 7]), torch.ones(2, 2)),
+        ValueError,
+        r"labels must lie from 0 to 1; got 0 to 7",
+    ),
     (lambda: lc.Householder(5), ValueError, r"channels must be even.*got 5"),
-    (lambda: lc.Scale(0.0), ValueError, r"factor must be finite and not zero; got 0.0"),
-    (lambda: lc.Scale(float("nan")), ValueError, r"factor must be finite"),
+    (lambda: lc.Scale(0.0), ValueError, r"factor must not be 0"),
+    (lambda: lc.Scale(float("nan")), ValueError, r"factor must be a finite number"),
     (lambda: lc.Centre([]), ValueError, r"mean must be a list of finite numbers"),
     (lambda: lc.Normalize([0.5], [0.0]), ValueError, r"std must be positive.*Centre"),
     (lambda: lc.Normalize([0.5], [1.0, 1.0]), ValueError, r"one per mean"),
-    (lambda: lc.ConvexCombination(), ValueError, r"at least one branch; got none"),
+    (lambda: lc.ConvexCombination(), ValueError, r"at least one branch.*got none"),
     (lambda: lc.losses.OffsetCrossEntropy(temperature=0.0), ValueError, r"temperature above 0; got"),
     (lambda: load_digits("validation"), ValueError, r"split must be one of \['test', 'train'\]; got 'validation'"),
     (
@@ -129,7 +151,7 @@ def test_bad_arguments_are_refused_with_a_cure(call, error, message):
 
 
 FORWARD = [
-    (lambda: lc.ResidualLinear(3, 2), (5, 4), ValueError, r"expects \(\*, 3\); got \(5, 4\).*features=4"),
+    (lambda: lc.ResidualLinear(3, 2), (5, 4), ValueError, r"expects \(\*, 3\); got \(5, 4\).*for 4 features"),
     (lambda: lc.AffineLinear(3, 2), (5, 4), ValueError, r"AffineLinear expects \(\*, 3\); got \(5, 4\)"),
     (lambda: lc.OrthogonalLinear(3, 2), (5, 4), ValueError, r"OrthogonalLinear expects \(\*, 3\)"),
     (lambda: lc.GeneralLinear(3, 2, 2), (5, 4), ValueError, r"GeneralLinear expects \(\*, 3\)"),
@@ -159,6 +181,8 @@ FORWARD = [
     (lambda: lc.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible"),
     (lambda: lc.PadChannels(2), (1, 3, 4, 4), ValueError, r"C ≤ 2; got \(1, 3, 4, 4\).*cannot drop"),
     (lambda: lc.Centre([0.5]), (1, 3, 4, 4), ValueError, r"1 channels in dimension 1; got \(1, 3, 4, 4\)"),
+    (lambda: lc.AffineConv2d(3, 2, 5), (1, 3, 4, 8), ValueError, r"hold a kernel of \(5, 5\); got 4×8.*smaller"),
+    (lambda: lc.MaxMin(dim=3), (2, 4), ValueError, r"acts on dimension 3; got shape \(2, 4\)"),
     (lambda: lc.MaxMin(), (1, 3), ValueError, r"multiple of 2 channels .*got 3"),
     (lambda: lc.GroupSort(4), (1, 6), ValueError, r"multiple of 4 channels .*got 6"),
     (lambda: lc.Householder(4), (1, 6), ValueError, r"made for 4 channels; got 6. Pass Householder\(6\)"),
@@ -213,19 +237,45 @@ class _Mine(lc.bounds.Bound):
 
 
 class _Vouched(_Louder):
-    def lipschitz_bound(self):
+    def proved_constant(self):
         return 5.0
 
 
-def test_a_subclass_or_a_hook_does_not_inherit_the_proof():
+def test_a_subclass_a_hook_or_a_patch_does_not_inherit_the_proof():
     for layer in (_Louder(4, 3), lc.ResidualLinear(4, 3, bound=_Mine())):
-        with pytest.raises(lc.NotCertified, match="nobody vouches"):
-            lc.lipschitz_bound(nn.Sequential(layer))
+        for ask in (lc.lipschitz_bound, lambda layer: layer.lipschitz_bound()):
+            with pytest.raises(lc.NotCertified, match="nobody vouches"):
+                ask(layer)
     assert lc.lipschitz_bound(_Vouched(4, 3)) == 5.0
-    for layer in (lc.ResidualLinear(4, 3), nn.ReLU(), nn.Sequential(nn.ReLU())):
+    for layer in (lc.ResidualLinear(4, 3), lc.MaxMin(), nn.ReLU(), nn.Sequential(nn.ReLU())):
         layer.register_forward_hook(lambda module, args, out: 9 * out)
         with pytest.raises(lc.NotCertified, match="forward hook"):
             lc.lipschitz_bound(nn.Sequential(layer))
+    patched = lc.ResidualLinear(4, 3)
+    patched.forward = lambda x: 9 * x
+    with pytest.raises(lc.NotCertified, match="patched forward"):
+        patched.lipschitz_bound()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: 3 * out)
+    try:
+        with pytest.raises(lc.NotCertified, match="all modules"):
+            lc.lipschitz_bound(lc.Scale(2.0))
+    finally:
+        handle.remove()
+
+
+def test_a_compiled_network_has_the_constant_of_what_was_compiled():
+    assert lc.lipschitz_bound(torch.compile(lc.Scale(2.0), backend="eager")) == 2.0
+
+
+def test_a_network_without_values_is_not_certified():
+    with torch.device("meta"):
+        layer = lc.ResidualLinear(4, 3)
+    with pytest.raises(lc.NotCertified, match="meta device"):
+        layer.lipschitz_bound()
+
+
+def test_an_unsymmetric_matrix_is_not_positive():
+    assert not holds(torch.tensor([[1.0, 100.0], [0.0, 1.0]]).double())
 
 
 def test_a_constant_that_is_no_number_is_refused():

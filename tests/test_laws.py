@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from table import HOSTILE, LAYERS, LEARNED, inputs, jacobian
+from lipcert.algebra.orthogonal import METHODS
+from table import HOSTILE, LAYERS, LEARNED, fit, inputs, jacobian
 
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
@@ -27,6 +28,8 @@ def test_jacobian_norm_is_at_most_the_bound(name):
         for kind, disturb in HOSTILE.items():
             layer = entry.make().to(dtype).eval()
             disturb(layer)
+            if "optimal" in name:
+                fit(layer)
             x = inputs(entry, dtype)
             j = jacobian(layer, x)
             assert torch.isfinite(j).all(), (kind, dtype)
@@ -80,8 +83,6 @@ def test_every_parameter_has_an_effect(name):
     out = layer(inputs(entry, batch=32))
     (out * torch.randn_like(out)).sum().backward()
     inert = [n for n, p in layer.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-10]
-    if isinstance(layer, lc.OrthogonalLinear) and min(layer.weight.shape) == 1 and layer.bound.method == "exp":
-        inert = []  # a 1×1 skew matrix is zero: nothing to learn
     assert not inert
 
 
@@ -205,3 +206,76 @@ def test_parameters_that_are_not_finite_are_not_certified(name, bad):
             parameter.view(-1)[0] = bad
         with pytest.raises(lc.NotCertified, match="must be finite"):
             lc.lipschitz_bound(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(256, 256), (300, 128), (64, 1500)])
+def test_orthogonal_layers_are_nearly_isometries_at_ordinary_widths(method, shape):
+    """A ridge or a deviation that grows with the width would shrink every signal, soundly and uselessly."""
+    for start in ("as built", "random"):
+        if (method, start) == ("bjorck", "random"):
+            continue  # fifteen steps from a badly conditioned start: a contraction, not an isometry
+        layer = lc.OrthogonalLinear(*shape, method=method)
+        HOSTILE[start](layer)
+        values = torch.linalg.svdvals(layer.scaled_weight().detach().double())
+        assert values.median() > 0.99, start
+        assert values.max() <= 1 + 4 * sum(shape) * EPS[torch.float32]
+
+
+def test_huge_weights_leave_cayley_invertible():
+    layer = lc.OrthogonalLinear(64, 4160)
+    nn.init.constant_(layer.weight, 1000.0)
+    out = layer(torch.randn(2, 64))
+    out.sum().backward()
+    assert torch.isfinite(layer.weight.grad).all()
+
+
+def test_optimal_fitted_to_a_nearly_dead_column_stays_a_bound():
+    """γ of the dead column must not push the others into underflow: the Jacobian norm was 12.7."""
+    w = 1 + 0.3 * torch.randn(24, 64)
+    w[0] *= 3e-24
+    w[2:] *= 1e-4
+    layer = lc.ResidualLinear(64, 24, bound="optimal")
+    with torch.no_grad():
+        layer.weight.copy_(w)
+        layer.bias.fill_(100.0)
+    layer.bound.fit(layer.columns())
+    j = jacobian(layer, torch.randn(1, 64))
+    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+    assert (layer(torch.zeros(1, 64)) != 0).any()  # and the layer still does something
+    with torch.no_grad():
+        layer.bound.gamma.copy_(torch.rand(24) * 1e-38)
+    j = jacobian(layer, torch.randn(1, 64))
+    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 4])
+def test_a_zero_column_adds_nothing_to_a_general_layer(order):
+    layer = lc.GeneralLinear(5, 4, 3, bound=lc.bounds.Rescaled(4, order)).double()
+    with torch.no_grad():
+        layer.weight[0] = 0.0
+        layer.bias[0] = 1.0
+        layer.bias[1:] = 0.0
+        assert layer(torch.zeros(5).double()).norm() == 0
+
+
+def test_a_branch_that_works_in_place_does_not_change_what_the_next_one_sees():
+    x = -torch.ones(1, 3)
+    mixed = lc.ConvexCombination(nn.LeakyReLU(3.0, inplace=True), lc.Scale(3.0))
+    torch.testing.assert_close(mixed(x), 3 * x)
+    assert torch.equal(x, -torch.ones(1, 3))
+
+
+def test_half_precision_parameters_are_widened():
+    for layer, shape in ((lc.Householder(200), (200,)), (lc.ConvexCombination(*[nn.Identity()] * 3), (20,))):
+        HOSTILE["random"](layer)
+        j = jacobian(layer.bfloat16(), torch.randn(1, *shape))
+        assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+
+
+def test_reset_works_in_every_memory_format():
+    layer = lc.AffineConv2d(4, 8, 3, stride=2).to(memory_format=torch.channels_last)
+    nn.init.constant_(layer.weight, 7.0)
+    layer.reset_parameters()
+    assert layer.weight.abs().max() <= 1
+    assert layer.weight.is_contiguous(memory_format=torch.channels_last)

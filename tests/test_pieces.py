@@ -86,7 +86,7 @@ def test_optimal_is_spectral_before_fitting_and_tighter_after():
     layer = lc.ResidualLinear(20, 12, bound="optimal").double()
     spectral = lc.bounds.Spectral()(dense_columns(layer.weight))[1]
     torch.testing.assert_close(layer.bound(dense_columns(layer.weight))[1], spectral, rtol=1e-12, atol=0)
-    solution = layer.bound.fit(layer.weight)
+    solution = layer.bound.fit(layer.columns())
     t = layer.bound(dense_columns(layer.weight))[1].detach()
     gram = layer.weight @ layer.weight.T
     assert (gram.diagonal() / t).sum() > (gram.diagonal() / spectral).sum()

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert import losses as losses
-    from lipcert.activations import Abs as Abs
-    from lipcert.activations import GroupSort as GroupSort
-    from lipcert.activations import Householder as Householder
-    from lipcert.activations import MaxMin as MaxMin
     from lipcert.algebra import bounds as bounds
+    from lipcert.certification.radius import certified_radii as certified_radii
     from lipcert.errors import NotCertified as NotCertified
+    from lipcert.layers.activation import Abs as Abs
+    from lipcert.layers.activation import GroupSort as GroupSort
+    from lipcert.layers.activation import Householder as Householder
+    from lipcert.layers.activation import MaxMin as MaxMin
     from lipcert.layers.affine import AffineConv2d as AffineConv2d
     from lipcert.layers.affine import AffineLinear as AffineLinear
+    from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
     from lipcert.layers.contract import lipschitz_bound as lipschitz_bound
     from lipcert.layers.general import GeneralLinear as GeneralLinear
     from lipcert.layers.head import NormalizedHead as NormalizedHead
@@ -36,13 +38,15 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
 __version__ = "0.1.0"
 
 _HOME = {
+    "certified_radii": "certification.radius",
     "NotCertified": "errors",
-    "Abs": "activations",
-    "GroupSort": "activations",
-    "Householder": "activations",
-    "MaxMin": "activations",
+    "Abs": "layers.activation",
+    "GroupSort": "layers.activation",
+    "Householder": "layers.activation",
+    "MaxMin": "layers.activation",
     "AffineConv2d": "layers.affine",
     "AffineLinear": "layers.affine",
+    "LipschitzLayer": "layers.contract",
     "lipschitz_bound": "layers.contract",
     "GeneralLinear": "layers.general",
     "NormalizedHead": "layers.head",

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable
+from typing import SupportsIndex
 
 
 class NotCertified(ValueError):
@@ -18,9 +21,16 @@ class DataNotFound(ValueError):
 
 def positive_int(name: str, value: object) -> int:
     """``value`` as an int of at least 1, else a ValueError that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
         raise ValueError(f"{name} must be an integer of at least 1; got {value!r}. Pass a positive size.")
-    return value
+    return operator.index(value)
+
+
+def finite(name: str, value: object, *, cure: str) -> float:
+    """``value`` as a finite float, else a ValueError that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number; got {value!r}. {cure}")
+    return float(value)
 
 
 def pair(name: str, value: object, *, least: int = 1) -> tuple[int, int]:

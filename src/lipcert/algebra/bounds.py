@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from lipcert.algebra.gram import Columns, absolute_gram, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
-from lipcert.algebra.orthogonal import METHODS, gram_deviation, orthonormal
-from lipcert.algebra.scale import at_least_float32, normalise, safe_reciprocal
+from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
+from lipcert.algebra.scale import alive, at_least_float32, normalise
 from lipcert.algebra.spectral import power_row_sums, squared_norm_bound
-from lipcert.errors import NotCertified, one_of, positive_int
+from lipcert.errors import NotCertified, finite, one_of, positive_int
 
 LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32; clamping q_j − q_i symmetrically keeps r∘rᵀ = 1
 
@@ -85,7 +85,7 @@ class SLL(Bound):
             ``shifted``: (q_j + ε)/(q_i + ε), sound since the ε is on both.
             ``surrogate``: q_j/(q_i + ε) in training mode, which shrinks T and voids the guarantee, and
             the exact ratio in evaluation mode. Not certifiable in training mode.
-        epsilon: ε of the last two.
+        epsilon: ε of the last two, 1e-6 by default.
 
     For ReLU, SLL(W, q, b) is residual AOL of (W·diag q, q∘b): q adds no functions, it changes how
     they are reached. For tanh or sigmoid it does add functions.
@@ -96,16 +96,18 @@ class SLL(Bound):
         size: int,
         form: Literal["exp", "shifted", "surrogate"] = "exp",
         *,
-        epsilon: float = 1e-6,
+        epsilon: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.size = positive_int("size", size)
         self.form = one_of("form", form, ("exp", "shifted", "surrogate"))
-        if not 0 < epsilon < 1:
+        if form == "exp" and epsilon is not None:
+            raise ValueError(f"epsilon must be left out for form='exp', which has none; got {epsilon!r}. Drop it.")
+        self.epsilon = 1e-6 if epsilon is None else finite("epsilon", epsilon, cure="The paper uses 1e-6.")
+        if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1; got {epsilon!r}. The paper uses 1e-6.")
-        self.epsilon = epsilon
         self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
@@ -163,7 +165,10 @@ class Rescaled(Bound):
         ratio = exponential_ratio(columns.spread(self.log_q.to(columns.taps.dtype)))
         if self.order == 0:
             return columns, columns.collect((absolute_gram(columns) * ratio).sum(dim=-1))
-        return columns, columns.collect(power_row_sums(columns, ratio, self.order))
+        t = columns.collect(power_row_sums(columns, ratio, self.order))
+        # What is added against underflow would keep a column alive that is zero, or as good as that: Theorem 6.
+        squares = columns.collect(columns.taps.detach().square().sum(dim=(2, 3, 4)))
+        return columns, torch.where(alive(squares), t, 0.0)
 
     def extra_repr(self) -> str:
         return f"{self.size}, order={self.order}"
@@ -198,25 +203,32 @@ class Optimal(Bound):
         one_of("objective", objective, ("trace", "frobenius"))
         self.register_buffer("gamma", torch.ones(size, device=device, dtype=dtype))
 
-    def fit(self, weight: Tensor, *, gap: float = 1e-3) -> OptimalSolution:
-        """Solve for ``weight``, (n, m) with a row per column of W, and keep its Γ (up to scale)."""
-        if weight.ndim != 2 or weight.shape[0] != self.size:
+    def fit(self, columns: Columns, *, gap: float = 1e-3) -> OptimalSolution:
+        """Solve for the columns of one weight, ``layer.columns()``, and keep their Γ, up to scale.
+
+        Columns that the layer would drop as dead get γ = 0, so that the others keep their precision.
+        """
+        if not isinstance(columns, Columns) or columns.count != self.size:
             raise ValueError(
-                f"weight must be ({self.size}, m), a row per column of W; got {tuple(weight.shape)}. "
-                "Pass layer.weight of a residual layer, layer.weight.T of an affine one."
+                f"expected the columns of a dense layer with {self.size} of them; got "
+                f"{f'{columns.count} columns' if isinstance(columns, Columns) else type(columns).__name__}. "
+                "Pass layer.columns()."
             )
-        solution = optimal_gamma(weight.detach(), objective=self.objective, gap=gap)
-        largest = solution.gamma.max().clamp_min(torch.finfo(torch.float64).tiny)
+        weight = columns.matrix().detach()
+        solution = optimal_gamma(weight, objective=self.objective, gap=gap)
+        unit, _ = normalise(weight)
+        gamma = torch.where(alive(unit.square().sum(dim=1)), solution.gamma.to(weight.device), 0.0)
+        largest = gamma.max()
         with torch.no_grad():
-            self.gamma.copy_(solution.gamma / largest)
+            self.gamma.copy_(gamma / torch.where(largest > 0, largest, 1.0))
         return solution
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        gamma = columns.spread(self.gamma.to(columns.taps.dtype))  # (groups, N)
-        scaled = Columns(columns.taps * gamma.sqrt()[:, :, None, None, None], columns.phases)
-        per_group = squared_norm_bound(scaled, iterations=6)
-        t = per_group[:, None] * safe_reciprocal(gamma)
-        return columns, columns.collect(torch.where(gamma > 0, t, torch.inf))
+        root = self.gamma.to(columns.taps.dtype).sqrt()  # (n,)
+        unit, scale = normalise(columns.matrix() * root[:, None])  # WΓ^½, brought back to entries near 1
+        squared = squared_norm_bound(dense_columns(unit), iterations=6)[0]
+        t = squared * (scale / torch.where(root > 0, root, 1.0)) ** 2
+        return columns, torch.where(root > 0, t, torch.inf)
 
     def extra_repr(self) -> str:
         return f"{self.size}, objective={self.objective!r}"
@@ -225,8 +237,8 @@ class Optimal(Bound):
 class Orthogonal(Bound):
     """W replaced by an orthonormal weight, T = I: orthogonal layers, and their residual form (dense).
 
-    T carries the measured deviation, T = (1 + ‖WᵀW − I‖_∞) I (or of WWᵀ when W is wide), so that an
-    inexact inverse or a series cut short never counts as exactly orthogonal.
+    T carries the measured deviation (``orthogonal.squared_norm``), so that an inexact inverse or a series
+    cut short never counts as exactly orthogonal.
     """
 
     dense_only = True
@@ -242,8 +254,7 @@ class Orthogonal(Bound):
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         weight = orthonormal(columns.matrix(), self.method)
-        t = 1 + gram_deviation(weight.detach())
-        return dense_columns(weight), t.expand(columns.count)
+        return dense_columns(weight), squared_norm(weight.detach(), self.method).expand(columns.count)
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}"

@@ -68,11 +68,10 @@ def dense_columns(weight: Tensor) -> Columns:  # (n, m): Wᵀ, one row per colum
     return Columns(weight[None, :, :, None, None])
 
 
-def residual_columns(kernel: Tensor, stride: tuple[int, int]) -> Columns:  # kernel (n, c, kh, kw)
-    """Columns are the outputs of the convolution Wᵀ; phases of a strided kernel become rows."""
-    n = kernel.shape[0]
-    split = _polyphase(kernel, stride)  # (n, c, phases, uh, uw)
-    return Columns(split.reshape(1, n, -1, *split.shape[-2:]))
+def residual_columns(kernel: Tensor, stride: tuple[int, int], groups: int = 1) -> Columns:
+    """Columns are the outputs of the convolution Wᵀ, kernel (n, c/groups, kh, kw); phases become rows."""
+    split = _polyphase(kernel, stride)  # (n, c/groups, phases, uh, uw)
+    return Columns(split.reshape(groups, kernel.shape[0] // groups, -1, *split.shape[-2:]))
 
 
 def affine_columns(kernel: Tensor, stride: tuple[int, int], groups: int) -> Columns:

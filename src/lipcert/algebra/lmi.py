@@ -31,19 +31,24 @@ def theorem4_matrix(h: Tensor, g: Tensor, w: Tensor, lam: Tensor) -> Tensor:
     cross = -h.mT @ g - w * lam
     top = torch.cat([torch.eye(m, dtype=w.dtype, device=w.device) - h.mT @ h, cross], dim=1)
     bottom = torch.cat([cross.mT, 2 * torch.diag(lam) - g.mT @ g], dim=1)
-    return torch.cat([top, bottom])
+    matrix = torch.cat([top, bottom])
+    return (matrix + matrix.mT) / 2  # the products are symmetric up to rounding
 
 
 def condition_matrix(w: Tensor, t: Tensor) -> Tensor:
     """T − WᵀW of Theorem 1 for W (m, n) and diag(T) (n,), in float64."""
     w, t = w.detach().double(), t.detach().double()
-    return torch.diag(t) - w.mT @ w
+    _check_diagonal("T", w, t)
+    gram = w.mT @ w
+    return torch.diag(t) - (gram + gram.mT) / 2
 
 
 def singular_condition_matrix(w: Tensor, gamma: Tensor) -> Tensor:
     """Γ − ΓWᵀWΓ of Theorem 6 for W (m, n) and diag(Γ) (n,), in float64; Γ_i = 0 is allowed."""
-    scaled = (w.detach() * gamma.detach()).double()
-    return torch.diag(gamma.detach().double()) - scaled.mT @ scaled
+    w, gamma = w.detach().double(), gamma.detach().double()
+    _check_diagonal("Γ", w, gamma)
+    gram = (w * gamma).mT @ (w * gamma)
+    return torch.diag(gamma) - (gram + gram.mT) / 2
 
 
 def residual_parts(w: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,12 +62,20 @@ def smallest_eigenvalue_estimate(matrix: Tensor) -> float:
 
 
 def holds(matrix: Tensor, *, terms: float = 0.0) -> bool:
-    """Whether M ⪰ 0 up to the rounding error of λ_min, n·eps·(‖M‖_F + terms). False for anything not finite.
+    """Whether M ⪰ 0 up to the rounding error of λ_min, n·eps·(‖M‖_F + terms). M must be finite and symmetric.
 
     ``terms`` is the size of what was subtracted to form M, such as ‖T‖_F + ‖W‖_F² for T − WᵀW: on the
     boundary of the cone its rounding exceeds that of M itself.
     """
-    if not bool(torch.isfinite(matrix).all()):
+    if not bool(torch.isfinite(matrix).all()) or not torch.equal(matrix, matrix.mT):
         return False
     size = float(torch.linalg.matrix_norm(matrix)) + terms
     return smallest_eigenvalue_estimate(matrix) >= -len(matrix) * torch.finfo(matrix.dtype).eps * size
+
+
+def _check_diagonal(name: str, w: Tensor, diagonal: Tensor) -> None:
+    if w.ndim != 2 or diagonal.shape != (w.shape[1],):
+        raise ValueError(
+            f"expected W (m, n) and the diagonal of {name}, (n,); got {tuple(w.shape)} and "
+            f"{tuple(diagonal.shape)}. Transpose W if it is Wᵀ."
+        )

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.algebra.gram import dense_columns
-from lipcert.algebra.scale import normalise, safe_reciprocal
+from lipcert.algebra.scale import inverse_sqrt, normalise
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import one_of
 
@@ -53,6 +53,17 @@ def gram_deviation(weight: Tensor) -> Tensor:  # ()
     """‖QᵀQ − I‖_∞ ≥ ‖QᵀQ − I‖₂ (QQᵀ when wide), so ‖Q‖² ≤ 1 + this."""
     gram = weight.mT @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.mT
     return (gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)).abs().sum(dim=1).amax()
+
+
+def squared_norm(weight: Tensor, method: str) -> Tensor:  # ()
+    """An upper bound of ‖Q‖² for Q as it was computed: 1 + ‖QᵀQ − I‖_∞.
+
+    Björck's steps may stop far from orthonormal with ‖Q‖ ≤ 1 all the same; there a bound of the norm is better.
+    """
+    bound = 1 + gram_deviation(weight)
+    if method == "bjorck":
+        bound = torch.minimum(bound, squared_norm_bound(dense_columns(weight), iterations=6)[0].clamp_min(1.0))
+    return bound
 
 
 def cayley(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
@@ -101,7 +112,7 @@ def bjorck(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
     """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step."""
     unit, _ = normalise(tall)
     bound = squared_norm_bound(dense_columns(unit), iterations=6)[0]
-    result = unit * torch.where(bound > 0, safe_reciprocal(bound).sqrt(), 0.0)
+    result = unit * inverse_sqrt(bound)
     for _ in range(BJORCK_STEPS):
         result = 1.5 * result - 0.5 * result @ (result.mT @ result)
     return result
@@ -110,7 +121,7 @@ def bjorck(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
 def cholesky(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
     """VL^(−ᵀ) with LLᵀ = VᵀV + εI."""
     factor, unit = _ridged_cholesky(tall)
-    return torch.linalg.solve_triangular(factor, unit.mT, upper=False).mT
+    return torch.linalg.solve_triangular(factor, unit.mT, upper=False).mT.to(tall.dtype)
 
 
 def reflector(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
@@ -130,28 +141,31 @@ def block_reflector(v: Tensor) -> Tensor:  # (m, r) → (m, m)
     """I − 2V(VᵀV + εI)⁻¹Vᵀ: symmetric, eigenvalues 1 − 2s²/(s² + ε) in [−1, 1]."""
     factor, unit = _ridged_cholesky(v)
     half = torch.linalg.solve_triangular(factor, unit.mT, upper=False)  # L⁻¹Vᵀ, (r, m)
-    return _eye(v, v.shape[0]) - 2 * half.mT @ half
+    return (_eye(half, v.shape[0]) - 2 * half.mT @ half).to(v.dtype)
 
 
 def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
-    """(L, V̂) with LLᵀ = V̂ᵀV̂ + εI and V̂ = V/s of largest entry near 1.
+    """(L, V̂) with LLᵀ = V̂ᵀV̂ + εI and V̂ = V/s of largest entry near 1, in float64.
 
-    ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot.
+    ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot; in float32 it would be
+    as large as the eigenvalues of an ordinary weight.
     """
-    unit, _ = normalise(v)
+    unit = normalise(v)[0].double()
     gram = unit.mT @ unit
     m, n = v.shape
-    eps = torch.finfo(v.dtype).eps
-    ridge = 8 * (m + n) * eps * (gram.detach().diagonal().sum() + 1)
-    return torch.linalg.cholesky(gram + ridge * _eye(v, n)), unit
+    ridge = 8 * (m + n) * torch.finfo(torch.float64).eps * (gram.detach().diagonal().sum() + 1)
+    return torch.linalg.cholesky(gram + ridge * _eye(gram, n)), unit
 
 
 def _bounded(weight: Tensor) -> Tensor:
-    """The weight, scaled down where its largest entry exceeds 64: I + A must stay well conditioned.
+    """The weight, scaled down where √(‖W‖₁‖W‖_∞) ≥ ‖W‖ exceeds 64: I + A must stay well conditioned.
 
     Any scaling of the parameters gives another orthonormal matrix, so this costs no soundness.
     """
-    return weight * (64.0 / weight.abs().amax().clamp_min(64.0))
+    unit, scale = normalise(weight)
+    sums = unit.abs()
+    norm = (sums.sum(dim=0).amax() * sums.sum(dim=1).amax()).sqrt()
+    return unit / torch.maximum(scale.reciprocal(), norm / 64)
 
 
 def _eye(like: Tensor, n: int) -> Tensor:

@@ -52,9 +52,15 @@ def inverse_sqrt(t: Tensor) -> Tensor:
     return torch.where(living, torch.where(living, t, 1.0).rsqrt(), 0.0)
 
 
-def safe_reciprocal(value: Tensor) -> Tensor:
-    """1/value where value > 0, else 1: for use under a mask."""
-    return torch.where(value > 0, value, 1.0).reciprocal()
+def scaled_bias(bias: Tensor | None, scale: Tensor, t: Tensor) -> Tensor | None:
+    """b/s for Ŵᵀx + b/s: zero for dead neurons, and clamped to √max so that nothing after it overflows.
+
+    A bias does not enter the Lipschitz constant: any finite value is sound.
+    """
+    if bias is None:
+        return None
+    limit = torch.finfo(t.dtype).max ** 0.5
+    return torch.where(alive(t), (at_least_float32(bias) / scale).clamp(-limit, limit), 0.0)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

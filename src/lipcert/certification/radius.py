@@ -3,8 +3,8 @@
 If logit differences f_y − f_j change by at most K_yj per unit of the input, class y wins wherever
 ‖x′ − x‖ < min over *all* rivals j of (f_y − f_j)/K_yj (Tsuzuku et al. 2018, Proposition 1).
 
-Rounding: the radius is that of real arithmetic for the logits as given, computed in float64. Ties, NaN
-and infinities give radius 0.
+Rounding: the radius is that of real arithmetic for the logits as given, computed in float64 and rounded down by
+a unit in the last place. Ties, NaN and infinities give radius 0.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ def certified_radii(logits: Tensor, labels: Tensor, pairwise: Tensor) -> Tensor:
             f"expected logits (N, C), labels (N,) and pairwise constants (C, C); got {tuple(logits.shape)}, "
             f"{tuple(labels.shape)} and {tuple(pairwise.shape)}. One row per example, one column per class."
         )
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
+        raise ValueError(
+            f"labels must lie from 0 to {logits.shape[1] - 1}; got {int(labels.min())} to {int(labels.max())}. "
+            "Number the classes from 0."
+        )
     logits, pairwise = logits.double(), pairwise.double()
     margins = logits.gather(1, labels[:, None]) - logits  # f_y − f_j, (N, C)
     constants = pairwise[labels]  # K_yj, (N, C)
     usable = torch.isfinite(margins) & (margins > 0) & torch.isfinite(constants) & (constants >= 0)
     # Two classes with the same weights never swap: K = 0 and a positive margin last for ever.
-    radii = torch.where(usable, margins / torch.where(usable, constants, 1.0), 0.0)
+    quotients = margins / torch.where(usable, constants, 1.0)
+    radii = torch.where(usable, torch.nextafter(quotients, torch.zeros_like(quotients)), 0.0)
     own = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
-    return torch.where(own, torch.inf, radii).amin(dim=1).nan_to_num(nan=0.0)
+    nearest = torch.where(own, torch.inf, radii).amin(dim=1)
+    return torch.where(torch.isfinite(logits).all(dim=1), nearest, 0.0)

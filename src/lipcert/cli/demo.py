@@ -37,6 +37,8 @@ class Demo:
         from lipcert.errors import positive_int
 
         positive_int("epochs", self.epochs)
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie from 0 to 2^63 − 1; got {self.seed}. Pass a smaller number.")
         import torch
 
         torch.set_num_threads(1)  # networks this small only wait for a second thread
@@ -157,7 +159,7 @@ def fit_optimal(model: nn.Module) -> None:
 
     for layer in model.modules():
         if isinstance(layer, lc.ResidualLinear) and isinstance(layer.bound, lc.bounds.Optimal):
-            layer.bound.fit(layer.weight)
+            layer.bound.fit(layer.columns())
 
 
 def share(hits: Tensor) -> float:

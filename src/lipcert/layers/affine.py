@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.algebra.bounds import Bound, make_bound
-from lipcert.algebra.gram import affine_columns, dense_columns
-from lipcert.algebra.scale import inverse_sqrt, no_autocast
-from lipcert.errors import NotCertified, one_of, pair, positive_int
-from lipcert.layers.contract import BoundedLayer
-from lipcert.layers.convolution import check_image, check_padding_mode, pad_circular
+from lipcert.algebra.gram import Columns, affine_columns, dense_columns
+from lipcert.algebra.scale import at_least_float32, inverse_sqrt, no_autocast
+from lipcert.errors import one_of, pair, positive_int
+from lipcert.layers.contract import BoundedLayer, check_features
+from lipcert.layers.convolution import check_divides, check_groups, check_image, check_padding_mode, pad_circular
 
 
 class AffineLinear(BoundedLayer):
@@ -56,11 +56,11 @@ class AffineLinear(BoundedLayer):
             nn.init.zeros_(self.bias)
 
     def check(self, x: Tensor) -> None:
-        if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"{type(self).__name__} expects (*, {self.in_features}); got {tuple(x.shape)}. "
-                f"Flatten images first, or build the layer with in_features={x.shape[-1] if x.ndim else 1}."
-            )
+        check_features(x, self.in_features, self)
+
+    def columns(self) -> Columns:
+        """The columns of W, for ``bound.fit``."""
+        return dense_columns(at_least_float32(self.weight).mT)
 
     def scaled_weight(self) -> Tensor:  # (m, n)
         """WT^(−½), a matrix of norm at most 1."""
@@ -110,12 +110,7 @@ class AffineConv2d(BoundedLayer):
         self.kernel_size, self.stride = pair("kernel_size", kernel_size), pair("stride", stride)
         self.padding = self._padding(padding)
         self.padding_mode = check_padding_mode(padding_mode, self.padding, self.kernel_size)
-        self.groups = positive_int("groups", groups)
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"groups must divide in_channels and out_channels; got groups={groups} for {in_channels} and "
-                f"{out_channels}. Choose a common divisor."
-            )
+        self.groups = check_groups(groups, in_channels=in_channels, out_channels=out_channels)
         self.bound = make_bound(bound, in_channels, convolution=True, device=device, dtype=dtype)
         self.weight = nn.Parameter(
             torch.empty(out_channels, in_channels // groups, *self.kernel_size, device=device, dtype=dtype)
@@ -135,24 +130,22 @@ class AffineConv2d(BoundedLayer):
         return self.kernel_size[0] // 2, self.kernel_size[1] // 2
 
     def reset_parameters(self) -> None:
+        start = torch.zeros(self.weight.shape, device=self.weight.device)
         if self.stride == (1, 1):  # an orthogonal matrix at the centre: norm-preserving whatever the image
-            nn.init.zeros_(self.weight)
-            centre = self.weight.data[:, :, self.kernel_size[0] // 2, self.kernel_size[1] // 2]
+            part = start[:, :, self.kernel_size[0] // 2, self.kernel_size[1] // 2]
         else:  # an orthogonal map of each patch
-            centre = self.weight.data.flatten(1)
-        for group in centre.chunk(self.groups):
+            part = start.flatten(1)
+        for group in part.chunk(self.groups):
             orthogonal_start_(group)
+        with torch.no_grad():
+            self.weight.copy_(start)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def check(self, x: Tensor) -> None:
-        check_image(x, self.in_channels, self)
-        if self.padding_mode == "circular" and (x.shape[-2] % self.stride[0] or x.shape[-1] % self.stride[1]):
-            raise NotCertified(
-                f"circular padding needs an image divisible by the stride {self.stride}; got "
-                f"{x.shape[-2]}×{x.shape[-1]}, where the phases of the bound do not meet. "
-                "Use padding_mode='zeros', or resize the image."
-            )
+        check_image(x, self.in_channels, self.kernel_size, self.padding, self)
+        if self.padding_mode == "circular":
+            check_divides(x, self.stride)
 
     def scaled_weight(self) -> Tensor:  # (out, in/groups, kh, kw)
         """The kernel of WT^(−½), an operator of norm at most 1."""

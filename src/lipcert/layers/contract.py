@@ -15,18 +15,23 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lipcert.activations import Abs, GroupSort, Householder, MaxMin
 from lipcert.algebra.bounds import Bound
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
 
 
 class LipschitzLayer(nn.Module, abc.ABC):
-    """A module with a proved Lipschitz constant in the L2 norm."""
+    """A module with a proved Lipschitz constant in the L2 norm. A subclass vouches by ``proved_constant``."""
 
     @abc.abstractmethod
+    def proved_constant(self) -> float:
+        """L with ‖f(x) − f(y)‖ ≤ L‖x − y‖ for all x, y, in real arithmetic, for finite parameters."""
+
     def lipschitz_bound(self) -> float:
-        """L with ‖f(x) − f(y)‖ ≤ L‖x − y‖ for all x, y, in real arithmetic; NotCertified if there is none."""
+        """The proved constant of this very object; ``NotCertified`` where nobody vouches for what it computes."""
+        require_vouched(self, "proved_constant")
+        require_finite(self)
+        return _a_number(self.proved_constant(), self)
 
 
 class BoundedLayer(LipschitzLayer):
@@ -54,8 +59,7 @@ class BoundedLayer(LipschitzLayer):
             return self.compute(x)
         return self.compute(at_least_float32(x)).to(x.dtype)
 
-    def lipschitz_bound(self) -> float:
-        require_finite(self)
+    def proved_constant(self) -> float:
         require_vouched(self.bound, "require_sound")
         self.bound.require_sound()
         return 1.0
@@ -64,6 +68,10 @@ class BoundedLayer(LipschitzLayer):
 def require_finite(module: nn.Module) -> None:
     """Raise ``NotCertified`` if a parameter or buffer of ``module`` is NaN or infinite."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor.is_meta:
+            raise NotCertified(
+                f"{type(module).__name__}.{name} is on the meta device; got no values. Load weights."
+            )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise NotCertified(
                 f"{type(module).__name__}.{name} must be finite; got NaN or infinity. "
@@ -88,36 +96,55 @@ def require_vouched(part: nn.Module, method: str) -> None:
 
 
 def require_no_hooks(part: nn.Module) -> None:
-    """Raise ``NotCertified`` if a forward hook is registered on ``part``."""
-    if part._forward_hooks or part._forward_pre_hooks:
+    """Raise ``NotCertified`` if a hook or a patched ``forward`` may change what ``part`` computes."""
+    every = torch.nn.modules.module
+    if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
         raise NotCertified(
-            f"{type(part).__qualname__} has a forward hook, which may change what it computes. Remove the hook."
+            f"{type(part).__qualname__} has a forward hook or a patched forward, which may change what it "
+            "computes. Remove it."
+        )
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        raise NotCertified(
+            "a forward hook is registered on all modules; got one that may change anything. Remove it."
         )
 
 
-_EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh, Abs, MaxMin, GroupSort, Householder)
+def check_features(x: Tensor, features: int, layer: nn.Module) -> None:
+    """Raise ValueError unless ``x`` is (*, features)."""
+    if x.ndim < 1 or x.shape[-1] != features:
+        raise ValueError(
+            f"{type(layer).__name__} expects (*, {features}); got {tuple(x.shape)}. Flatten images first, or build "
+            f"the layer for {x.shape[-1] if x.ndim else 1} features."
+        )
+
+
+_EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh)
 
 
 def lipschitz_bound(module: nn.Module) -> float:
     """A proved Lipschitz constant of a layer, of an activation, or of an ``nn.Sequential`` of them."""
-    kind = type(module)  # exact: a subclass may compute something else
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"expected a torch module; got {type(module).__name__}. Pass the network itself.")
     if isinstance(module, LipschitzLayer):
-        require_vouched(module, "lipschitz_bound")
-        constant = module.lipschitz_bound()
-    else:
-        require_no_hooks(module)
-        require_finite(module)
-        constant = _torch_bound(module)
+        return module.lipschitz_bound()
+    if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
+        return lipschitz_bound(compiled)
+    require_no_hooks(module)
+    require_finite(module)
+    return _a_number(_torch_bound(module), module)
+
+
+def _a_number(constant: float, module: nn.Module) -> float:
     if not 0 <= constant < math.inf:
         raise NotCertified(
-            f"the Lipschitz constant of {kind.__qualname__} must be finite and not negative; got {constant}. "
-            "Check its parameters."
+            f"the Lipschitz constant of {type(module).__qualname__} must be finite and not negative; got "
+            f"{constant}. Check its parameters."
         )
     return constant
 
 
 def _torch_bound(module: nn.Module) -> float:
-    kind = type(module)
+    kind = type(module)  # exact: a subclass may compute something else
     if isinstance(module, nn.Sequential) and kind is nn.Sequential:
         product = 1.0
         for child in module:  # not children(), which counts a module used twice once

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.algebra.gram import PADDING_MODES
-from lipcert.errors import NotCertified
+from lipcert.errors import NotCertified, positive_int
 
 
 def check_padding_mode(mode: str, padding: tuple[int, int], kernel_size: tuple[int, int]) -> str:
@@ -32,12 +32,41 @@ def check_padding_mode(mode: str, padding: tuple[int, int], kernel_size: tuple[i
     return mode
 
 
-def check_image(x: Tensor, channels: int, layer: nn.Module) -> None:
-    """Raise ValueError unless ``x`` is (N, channels, H, W) or (channels, H, W)."""
+def check_groups(groups: int, **channels: int) -> int:
+    """``groups`` if it divides both numbers of channels."""
+    positive_int("groups", groups)
+    if any(count % groups for count in channels.values()):
+        counts = " and ".join(f"{name}={count}" for name, count in channels.items())
+        raise ValueError(
+            f"groups must divide {' and '.join(channels)}; got groups={groups} for {counts}. "
+            "Choose a common divisor."
+        )
+    return groups
+
+
+def check_image(
+    x: Tensor, channels: int, kernel_size: tuple[int, int], padding: tuple[int, int], layer: nn.Module
+) -> None:
+    """Raise ValueError unless ``x`` is (N, channels, H, W) or (channels, H, W) and not smaller than the kernel."""
     if x.ndim not in (3, 4) or x.shape[-3] != channels:
         raise ValueError(
             f"{type(layer).__name__} expects (N, {channels}, H, W); got {tuple(x.shape)}. "
             "Pass images with the channels before height and width."
+        )
+    if any(size + 2 * p < k for size, p, k in zip(x.shape[-2:], padding, kernel_size, strict=True)):
+        raise ValueError(
+            f"{type(layer).__name__} expects images that, padded by {padding}, hold a kernel of {kernel_size}; got "
+            f"{x.shape[-2]}×{x.shape[-1]}. Use a smaller kernel or more padding."
+        )
+
+
+def check_divides(x: Tensor, stride: tuple[int, int]) -> None:
+    """Raise ``NotCertified`` where a circular image is not a whole number of strides."""
+    if x.shape[-2] % stride[0] or x.shape[-1] % stride[1]:
+        raise NotCertified(
+            f"circular padding needs an image divisible by the stride {stride}; got {x.shape[-2]}×{x.shape[-1]}, "
+            "where positions meet across the border at lags the bound does not cover. Use padding_mode='zeros', or "
+            "resize the image."
         )
 
 

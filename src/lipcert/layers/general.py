@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from lipcert.activations import slope_restricted
 from lipcert.algebra.bounds import Bound, make_bound
-from lipcert.algebra.gram import dense_columns
-from lipcert.algebra.orthogonal import METHODS, gram_deviation, orthonormal
-from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast
+from lipcert.algebra.gram import Columns, dense_columns
+from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
+from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, scaled_bias
 from lipcert.errors import one_of, positive_int
-from lipcert.layers.contract import BoundedLayer
+from lipcert.layers.contract import BoundedLayer, check_features
 
 
 class GeneralLinear(BoundedLayer):
@@ -67,16 +67,16 @@ class GeneralLinear(BoundedLayer):
             nn.init.uniform_(self.bias, -(self.in_features**-0.5), self.in_features**-0.5)
 
     def check(self, x: Tensor) -> None:
-        if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"GeneralLinear expects (*, {self.in_features}); got {tuple(x.shape)}. "
-                f"Flatten images first, or build the layer with in_features={x.shape[-1] if x.ndim else 1}."
-            )
+        check_features(x, self.in_features, self)
+
+    def columns(self) -> Columns:
+        """The columns of W, for ``bound.fit``."""
+        return dense_columns(at_least_float32(self.weight))
 
     def contraction(self) -> tuple[Tensor, Tensor]:  # (k, m), (k, n)
         """U₁ and U₂, divided by what their measured deviation from orthonormal may add to the norm."""
         u = orthonormal(at_least_float32(self.mixing), self.method)
-        u = u * (1 + gram_deviation(u.detach())).rsqrt()
+        u = u * squared_norm(u.detach(), self.method).rsqrt()
         return u[:, : self.in_features], u[:, self.in_features :]
 
     def compute(self, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class GeneralLinear(BoundedLayer):
             unit, scale = self.bound.prepare(self.weight)
             columns, t = self.bound(dense_columns(unit))
             weight, lam, root = columns.matrix(), inverse(t), inverse_sqrt(t)
-            bias = None if self.bias is None else at_least_float32(self.bias) / scale
+            bias = scaled_bias(self.bias, scale, t)
             u1, u2 = self.contraction()
         z = self.activation.scaled(F.linear(x, weight, bias), scale)  # σ(Wᵀx + b)/s, (*, n)
         return F.linear(x - F.linear(z * lam, weight.mT), u1) + F.linear(z * root, u2)

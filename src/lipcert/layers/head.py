@@ -16,7 +16,7 @@ from lipcert.algebra.gram import dense_columns
 from lipcert.algebra.scale import at_least_float32, no_autocast
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
-from lipcert.layers.contract import LipschitzLayer, require_finite
+from lipcert.layers.contract import LipschitzLayer, check_features, require_finite
 
 
 class NormalizedHead(LipschitzLayer):
@@ -66,20 +66,15 @@ class NormalizedHead(LipschitzLayer):
         return unit / torch.where(alive, norm, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 1 or x.shape[-1] != self.in_features:
-            raise ValueError(
-                f"NormalizedHead expects (*, {self.in_features}); got {tuple(x.shape)}. "
-                "Flatten the features before the head."
-            )
+        check_features(x, self.in_features, self)
         weight = self.unit_weight()
         wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
         bias = None if self.bias is None else self.bias.to(weight.dtype)
         logits = F.linear(wide, weight, bias)
         return logits if wide is x else logits.to(x.dtype)
 
-    def lipschitz_bound(self) -> float:
+    def proved_constant(self) -> float:
         """Of the whole map to the logits, ‖Ŵ‖ ≤ √num_classes; certificates use ``pairwise_bound``."""
-        require_finite(self)
         with torch.no_grad():
             rows = self._unit_rows(self.weight.double())
             squared = float(squared_norm_bound(dense_columns(rows), iterations=8)[0])
@@ -90,7 +85,8 @@ class NormalizedHead(LipschitzLayer):
         require_finite(self)
         with torch.no_grad():
             rows = self._unit_rows(self.weight.double())
-            return torch.linalg.vector_norm(rows[:, None] - rows[None, :], dim=-1) + 2 * (self._rounding() - 1)
+            distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # of true differences
+            return distances + 2 * (self._rounding() - 1)
 
     def _rounding(self) -> float:
         """1 + c·eps, c = 4(in_features + num_classes + 8): norms of unit rows in float64, and room to spare."""

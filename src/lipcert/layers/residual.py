@@ -13,11 +13,18 @@ from torch import Tensor, nn
 
 from lipcert.activations import slope_restricted
 from lipcert.algebra.bounds import Bound, make_bound
-from lipcert.algebra.gram import dense_columns, residual_columns
-from lipcert.algebra.scale import at_least_float32, inverse, no_autocast
-from lipcert.errors import NotCertified, pair, positive_int
-from lipcert.layers.contract import BoundedLayer
-from lipcert.layers.convolution import check_image, check_padding_mode, pad_circular, unpad_circular
+from lipcert.algebra.gram import Columns, dense_columns, residual_columns
+from lipcert.algebra.scale import at_least_float32, inverse, no_autocast, scaled_bias
+from lipcert.errors import pair, positive_int
+from lipcert.layers.contract import BoundedLayer, check_features
+from lipcert.layers.convolution import (
+    check_divides,
+    check_groups,
+    check_image,
+    check_padding_mode,
+    pad_circular,
+    unpad_circular,
+)
 
 
 class ResidualLinear(BoundedLayer):
@@ -62,18 +69,18 @@ class ResidualLinear(BoundedLayer):
             nn.init.uniform_(self.bias, -(self.features**-0.5), self.features**-0.5)
 
     def check(self, x: Tensor) -> None:
-        if x.ndim < 1 or x.shape[-1] != self.features:
-            raise ValueError(
-                f"ResidualLinear expects (*, {self.features}); got {tuple(x.shape)}. "
-                f"Flatten images first, or build the layer with features={x.shape[-1] if x.ndim else 1}."
-            )
+        check_features(x, self.features, self)
+
+    def columns(self) -> Columns:
+        """The columns of W, for ``bound.fit``."""
+        return dense_columns(at_least_float32(self.weight))
 
     def compute(self, x: Tensor) -> Tensor:
         with no_autocast(x):
             unit, scale = self.bound.prepare(self.weight)
             columns, t = self.bound(dense_columns(unit))
             weight, gamma = columns.matrix(), inverse(t)
-            bias = None if self.bias is None else at_least_float32(self.bias) / scale
+            bias = scaled_bias(self.bias, scale, t)
         z = self.activation.scaled(F.linear(x, weight, bias), scale)  # σ(Wᵀx + b)/s, (*, n)
         return x - F.linear(z * (2 * gamma), weight.mT)
 
@@ -87,7 +94,7 @@ class ResidualConv2d(BoundedLayer):
     Args:
         channels: of x and of h(x).
         hidden: channels of Wᵀx.
-        kernel_size, stride: of Wᵀ. A stride thins the hidden neurons; the output keeps the input's shape.
+        kernel_size, stride, groups: of Wᵀ. A stride thins the hidden neurons; the output keeps the input's shape.
         padding_mode: ``zeros`` or ``circular``. The padding is k//2, so an odd kernel is "same". Reflect and
             replicate padding can double the norm and are refused.
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``hidden`` columns.
@@ -95,7 +102,7 @@ class ResidualConv2d(BoundedLayer):
 
     Shape:
         (N, channels, H, W) → the same, for any H and W; ``circular`` needs H and W divisible by the stride.
-        ``weight`` is (hidden, channels, kernel_h, kernel_w), as in ``nn.Conv2d``.
+        ``weight`` is (hidden, channels/groups, kernel_h, kernel_w), as in ``nn.Conv2d``.
     """
 
     def __init__(
@@ -106,6 +113,7 @@ class ResidualConv2d(BoundedLayer):
         *,
         stride: int | tuple[int, int] = 1,
         padding_mode: str = "zeros",
+        groups: int = 1,
         bound: str | Bound = "sll",
         activation: str = "relu",
         bias: bool = True,
@@ -117,39 +125,38 @@ class ResidualConv2d(BoundedLayer):
         self.kernel_size, self.stride = pair("kernel_size", kernel_size), pair("stride", stride)
         self.padding = (self.kernel_size[0] // 2, self.kernel_size[1] // 2)
         self.padding_mode = check_padding_mode(padding_mode, self.padding, self.kernel_size)
+        self.groups = check_groups(groups, channels=channels, hidden=hidden)
         self.activation = slope_restricted(activation)
         self.bound = make_bound(bound, hidden, convolution=True, device=device, dtype=dtype)
-        self.weight = nn.Parameter(torch.empty(hidden, channels, *self.kernel_size, device=device, dtype=dtype))
+        self.weight = nn.Parameter(
+            torch.empty(hidden, channels // self.groups, *self.kernel_size, device=device, dtype=dtype)
+        )
         self.bias = nn.Parameter(torch.empty(hidden, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
         if self.bias is not None:
-            limit = (self.channels * self.kernel_size[0] * self.kernel_size[1]) ** -0.5
+            limit = self.weight[0].numel() ** -0.5
             nn.init.uniform_(self.bias, -limit, limit)
 
     def check(self, x: Tensor) -> None:
-        check_image(x, self.channels, self)
-        if self.padding_mode == "circular" and (x.shape[-2] % self.stride[0] or x.shape[-1] % self.stride[1]):
-            raise NotCertified(
-                f"circular padding needs an image divisible by the stride {self.stride}; got "
-                f"{x.shape[-2]}×{x.shape[-1]}, where positions across the border meet at lags the bound does "
-                "not cover. Use padding_mode='zeros', or resize the image."
-            )
+        check_image(x, self.channels, self.kernel_size, self.padding, self)
+        if self.padding_mode == "circular":
+            check_divides(x, self.stride)
 
     def compute(self, x: Tensor) -> Tensor:
         with no_autocast(x):
             kernel, scale = self.bound.prepare(self.weight)
-            _, t = self.bound(residual_columns(kernel, self.stride))
+            _, t = self.bound(residual_columns(kernel, self.stride, self.groups))
             gamma = inverse(t)[:, None, None]
-            bias = None if self.bias is None else at_least_float32(self.bias) / scale
+            bias = scaled_bias(self.bias, scale, t)
         image = x.shape[-2:]
         padding = self.padding
         if self.padding_mode == "circular":
-            z = F.conv2d(pad_circular(x, padding), kernel, bias, self.stride)
+            z = F.conv2d(pad_circular(x, padding), kernel, bias, self.stride, groups=self.groups)
         else:
-            z = F.conv2d(x, kernel, bias, self.stride, padding)
+            z = F.conv2d(x, kernel, bias, self.stride, padding, groups=self.groups)
         z = self.activation.scaled(z, scale) * (2 * gamma)  # 2Γσ(Wᵀx + b)/s
         if self.padding_mode == "circular":
             padded = (image[0] + 2 * padding[0], image[1] + 2 * padding[1])
@@ -162,10 +169,11 @@ class ResidualConv2d(BoundedLayer):
             size - ((out - 1) * s - 2 * p + k)
             for size, out, s, p, k in zip(image, z.shape[-2:], self.stride, padding, self.kernel_size, strict=True)
         ]
-        return F.conv_transpose2d(z, kernel, None, self.stride, padding, missing)
+        return F.conv_transpose2d(z, kernel, None, self.stride, padding, missing, self.groups)
 
     def extra_repr(self) -> str:
         return (
             f"{self.channels}, {self.hidden}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"padding_mode={self.padding_mode!r}, activation={self.activation.name!r}, bias={self.bias is not None}"
+            f"padding_mode={self.padding_mode!r}, groups={self.groups}, "
+            f"activation={self.activation.name!r}, bias={self.bias is not None}"
         )

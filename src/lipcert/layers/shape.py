@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipcert.errors import NotCertified, pair, positive_int
-from lipcert.layers.contract import LipschitzLayer, lipschitz_bound, require_finite
+from lipcert.algebra.scale import at_least_float32
+from lipcert.errors import NotCertified, finite, pair, positive_int
+from lipcert.layers.contract import LipschitzLayer, lipschitz_bound
 
 
 class _Blocks(LipschitzLayer):
@@ -30,7 +31,7 @@ class _Blocks(LipschitzLayer):
                 f"{tuple(x.shape)}. Pad or crop the image, or choose another kernel_size."
             )
 
-    def lipschitz_bound(self) -> float:
+    def proved_constant(self) -> float:
         return 1.0
 
     def extra_repr(self) -> str:
@@ -83,7 +84,7 @@ class PadChannels(LipschitzLayer):
             )
         return F.pad(x, (0, 0) * (x.ndim - 2) + (0, self.channels - x.shape[1]))
 
-    def lipschitz_bound(self) -> float:
+    def proved_constant(self) -> float:
         return 1.0
 
     def extra_repr(self) -> str:
@@ -102,8 +103,7 @@ class Centre(LipschitzLayer):
     def forward(self, x: Tensor) -> Tensor:
         return x - _broadcast(self.mean, x, self)
 
-    def lipschitz_bound(self) -> float:
-        require_finite(self)
+    def proved_constant(self) -> float:
         return 1.0
 
 
@@ -131,8 +131,7 @@ class Normalize(LipschitzLayer):
     def forward(self, x: Tensor) -> Tensor:
         return (x - _broadcast(self.mean, x, self)) / _broadcast(self.std, x, self)
 
-    def lipschitz_bound(self) -> float:
-        require_finite(self)
+    def proved_constant(self) -> float:
         smallest = float(self.std.double().abs().min())
         if smallest == 0:
             raise NotCertified("std must not be 0; got 0.0. Load the statistics of the training images.")
@@ -144,14 +143,14 @@ class Scale(LipschitzLayer):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        if not math.isfinite(factor) or factor == 0:
-            raise ValueError(f"factor must be finite and not zero; got {factor!r}. Pass the constant K you want.")
-        self.factor = float(factor)
+        self.factor = finite("factor", factor, cure="Pass the constant K you want.")
+        if factor == 0:
+            raise ValueError("factor must not be 0; got 0. Pass the constant K you want.")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
 
-    def lipschitz_bound(self) -> float:
+    def proved_constant(self) -> float:
         return abs(self.factor)
 
     def extra_repr(self) -> str:
@@ -168,23 +167,27 @@ class ConvexCombination(LipschitzLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not branches:
-            raise ValueError("ConvexCombination needs at least one branch; got none. Pass modules to mix.")
+        if not branches or not all(isinstance(branch, nn.Module) for branch in branches):
+            raise ValueError(
+                f"ConvexCombination needs at least one branch, each a module; got {branches or 'none'}. "
+                "Pass the modules one by one."
+            )
         self.branches = nn.ModuleList(branches)
         self.logits = nn.Parameter(torch.zeros(len(branches), device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.logits.softmax(dim=0).unbind()
-        outputs = [weight * branch(x) for weight, branch in zip(weights, self.branches, strict=True)]
+        weights = at_least_float32(self.logits).softmax(dim=0).unbind()
+        # A copy for each branch: one that works in place must not change what the next one sees.
+        outputs = [branch(x.clone()) for branch in self.branches]
         if len({output.shape for output in outputs}) > 1:
             raise ValueError(
                 f"branches must give one shape; got {[tuple(o.shape) for o in outputs]}. "
                 "Change the branches: broadcasting would change the constant."
             )
-        return torch.stack(outputs).sum(dim=0)
+        mixed = torch.stack([weight * out for weight, out in zip(weights, outputs, strict=True)]).sum(dim=0)
+        return mixed.to(outputs[0].dtype)
 
-    def lipschitz_bound(self) -> float:
-        require_finite(self)
+    def proved_constant(self) -> float:
         return max(lipschitz_bound(branch) for branch in self.branches)
 
 

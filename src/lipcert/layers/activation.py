@@ -1,0 +1,124 @@
+"""Activations that are 1-Lipschitz without having slopes in [0, 1]: for stacks of affine or orthogonal layers.
+
+MaxMin, GroupSort and Householder act on groups of channels, an isometry on each piece and continuous between the
+pieces; |·| has slope −1. None of them may stand inside a residual layer.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.algebra.scale import at_least_float32
+from lipcert.errors import positive_int
+from lipcert.layers.contract import LipschitzLayer
+
+
+class _Grouped(LipschitzLayer):
+    """A 1-Lipschitz map of every group of ``group_size`` neighbours along ``dim``."""
+
+    def __init__(self, group_size: int, dim: int) -> None:
+        super().__init__()
+        self.group_size, self.dim = positive_int("group_size", group_size), dim
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise ValueError(f"dim must be an integer; got {dim!r}. Channels are dimension 1.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not -x.ndim <= self.dim < x.ndim:
+            raise ValueError(
+                f"{type(self).__name__} acts on dimension {self.dim}; got shape {tuple(x.shape)} without it. "
+                "Pass another dim."
+            )
+        dim = self.dim % x.ndim
+        if x.shape[dim] % self.group_size:
+            raise ValueError(
+                f"{type(self).__name__} needs a multiple of {self.group_size} channels in dimension {self.dim}; "
+                f"got {x.shape[dim]} in shape {tuple(x.shape)}. Change the width of the layer before it."
+            )
+        groups = x.unflatten(dim, (-1, self.group_size))
+        return torch.stack(self.act(groups.unbind(dim + 1), dim), dim + 1).flatten(dim, dim + 1)
+
+    @abc.abstractmethod
+    def act(self, members: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+        """The new members of the groups, each of the shape of x with ``dim`` shortened to the groups."""
+
+    def proved_constant(self) -> float:
+        return 1.0
+
+
+class MaxMin(_Grouped):
+    """(a, b) ↦ (max(a, b), min(a, b)) on neighbouring channels (Anil et al. 2019): a permutation at every point."""
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__(2, dim)
+
+    def act(self, members: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+        a, b = members
+        return torch.maximum(a, b), torch.minimum(a, b)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class GroupSort(_Grouped):
+    """Sorts every group of ``group_size`` channels upwards (Anil et al. 2019): a permutation at every point."""
+
+    def __init__(self, group_size: int, dim: int = 1) -> None:
+        super().__init__(group_size, dim)
+
+    def act(self, members: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+        return torch.stack(members, -1).sort(dim=-1).values.unbind(-1)
+
+    def extra_repr(self) -> str:
+        return f"group_size={self.group_size}, dim={self.dim}"
+
+
+class Householder(_Grouped):
+    """z ↦ z − 2v·min(0, vᵀz) on pairs, v = (sin θ/2, −cos θ/2) with a learned θ (Singla et al. 2022).
+
+    The identity on one side of a line through 0 and the reflection on the other: the two agree on the
+    line, so it is 1-Lipschitz. θ = π/2, the start, is MaxMin.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        dim: int = 1,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(2, dim)
+        if positive_int("channels", channels) % 2:
+            raise ValueError(f"channels must be even, a θ per pair; got {channels}. Add a channel.")
+        self.channels = channels
+        self.theta = nn.Parameter(torch.full((channels // 2,), math.pi / 2, device=device, dtype=dtype))
+
+    def act(self, members: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+        a, b = members
+        if a.shape[dim] != self.channels // 2:
+            raise ValueError(
+                f"Householder was made for {self.channels} channels; got {2 * a.shape[dim]}. "
+                f"Pass Householder({2 * a.shape[dim]})."
+            )
+        theta = self.theta.to(torch.promote_types(at_least_float32(self.theta).dtype, a.dtype))
+        half = (theta / 2).view(-1, *[1] * (a.ndim - dim - 1))
+        sine, cosine = half.sin(), half.cos()
+        behind = (a * sine - b * cosine).clamp_max(0.0)
+        return (a - 2 * sine * behind).to(a.dtype), (b + 2 * cosine * behind).to(b.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, dim={self.dim}"
+
+
+class Abs(LipschitzLayer):
+    """x ↦ |x|, entry by entry: 1-Lipschitz, slopes −1 and 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+    def proved_constant(self) -> float:
+        return 1.0
