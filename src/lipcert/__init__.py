@@ -31,9 +31,14 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.shape import L2Pool2d as L2Pool2d
     from lipcert.layers.shape import Normalize as Normalize
     from lipcert.layers.shape import PadChannels as PadChannels
+    from lipcert.layers.shape import PadImage as PadImage
+    from lipcert.layers.shape import Pixelwise as Pixelwise
     from lipcert.layers.shape import Scale as Scale
     from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
     from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
+    from lipcert.models.build import create_model as create_model
+    from lipcert.models.presets import list_models as list_models
+    from lipcert.models.presets import register_model as register_model
 
 __version__ = "0.1.0"
 
@@ -58,9 +63,14 @@ _HOME = {
     "L2Pool2d": "layers.shape",
     "Normalize": "layers.shape",
     "PadChannels": "layers.shape",
+    "PadImage": "layers.shape",
+    "Pixelwise": "layers.shape",
     "Scale": "layers.shape",
     "ScaledAvgPool2d": "layers.shape",
     "SpaceToDepth": "layers.shape",
+    "create_model": "models.build",
+    "list_models": "models.presets",
+    "register_model": "models.presets",
 }
 _MODULES = {"bounds": "algebra.bounds", "losses": "losses"}
 

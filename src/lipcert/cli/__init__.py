@@ -11,13 +11,17 @@ def main() -> None:
 
     from lipcert.cli.data import Data
     from lipcert.cli.demo import Demo
+    from lipcert.cli.models import Models
+    from lipcert.cli.train import Train, parse_train
 
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo, "data": Data},
-        prog="lipcert",
-        description="Certified 1-Lipschitz neural networks: build them, train them, prove them.",
-    )
     try:
+        if sys.argv[1:2] == ["train"]:  # its defaults may come from a file
+            sys.exit(parse_train(sys.argv[2:]).run())
+        command = tyro.extras.subcommand_cli_from_dict(
+            {"demo": Demo, "train": Train, "data": Data, "models": Models},
+            prog="lipcert",
+            description="Certified 1-Lipschitz neural networks: build them, train them, prove them.",
+        )
         sys.exit(command.run())
     except (ValueError, OSError, MemoryError) as error:  # bad input: one line, no traceback
         print(f"lipcert: {one_line(error)}", file=sys.stderr)
@@ -33,4 +37,8 @@ def one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
         return f"not enough memory ({error})" if str(error) else "not enough memory"
+    if type(error).__name__ == "ValidationError":  # pydantic's, without importing it
+        from lipcert.cli.train import one_line_of
+
+        return one_line_of(error)
     return str(error)

@@ -91,6 +91,41 @@ class PadChannels(LipschitzLayer):
         return f"{self.channels}"
 
 
+class PadImage(LipschitzLayer):
+    """Zeros below and to the right, up to a multiple of ``multiple``: an isometry."""
+
+    def __init__(self, multiple: int) -> None:
+        super().__init__()
+        self.multiple = positive_int("multiple", multiple)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3:
+            raise ValueError(f"PadImage expects (N, C, H, W); got {tuple(x.shape)}. Pass images.")
+        return F.pad(x, (0, -x.shape[-1] % self.multiple, 0, -x.shape[-2] % self.multiple))
+
+    def proved_constant(self) -> float:
+        return 1.0
+
+    def extra_repr(self) -> str:
+        return f"{self.multiple}"
+
+
+class Pixelwise(LipschitzLayer):
+    """A layer for vectors applied to the channels of every pixel: as Lipschitz as that layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3:
+            raise ValueError(f"Pixelwise expects (N, C, H, W); got {tuple(x.shape)}. Pass images.")
+        return self.layer(x.movedim(-3, -1)).movedim(-1, -3)
+
+    def proved_constant(self) -> float:
+        return lipschitz_bound(self.layer)
+
+
 class Centre(LipschitzLayer):
     """x − mean, per channel (dimension 1): a translation."""
 

@@ -1,0 +1,43 @@
+"""``lipcert models``: the named architectures and how many parameters they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the named architectures."""
+
+    pattern: Annotated[str, tyro.conf.Positional] = "*"
+    """A shell pattern, such as 'sll*'."""
+
+    def run(self) -> int:
+        import torch
+        from rich.console import Console
+        from rich.table import Table
+
+        from lipcert.models.build import build
+        from lipcert.models.presets import list_models, model_spec
+
+        names = list_models(self.pattern)
+        if not names:
+            raise ValueError(f"no model matches {self.pattern!r}; got none of {len(list_models())}. Try '*'.")
+        table = Table(title="Models, with parameters for 3×32×32 images and 10 classes")
+        for column in ("name", "parameters", "convolutions", "dense"):
+            table.add_column(column, justify="left" if column == "name" else "right")
+        for name in names:
+            spec = model_spec(name)
+            with torch.device("meta"):
+                count = sum(p.numel() for p in build(spec).parameters())
+            table.add_row(
+                name,
+                f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k",
+                f"{spec.conv_layers} × {spec.channels}·{spec.conv_hidden}",
+                f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}",
+            )
+        Console().print(table)
+        return 0

@@ -1,0 +1,91 @@
+"""A network from its spec: nn.Sequential(backbone, head), the mean shift inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from lipcert.layers.activation import Abs
+from lipcert.layers.affine import AffineConv2d, AffineLinear
+from lipcert.layers.head import NormalizedHead
+from lipcert.layers.orthogonal import OrthogonalLinear
+from lipcert.layers.residual import ResidualConv2d, ResidualLinear
+from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixelwise, ScaledAvgPool2d, SpaceToDepth
+from lipcert.models.presets import model_spec
+from lipcert.models.spec import ModelSpec
+
+_RESIDUAL = {"cpl": "spectral"}  # method → bound where the names differ
+
+
+def create_model(name: str, **overrides: Any) -> nn.Sequential:
+    """The named architecture as a network: logits from images in [0, 1].
+
+    Args:
+        name: one of ``list_models()``.
+        overrides: fields of the spec, such as num_classes=100, image_shape=(1, 28, 28), dense_layers=3.
+    """
+    return build(model_spec(name, **overrides))
+
+
+def build(spec: ModelSpec) -> nn.Sequential:
+    """nn.Sequential(backbone, head) for a spec."""
+    backbone = nn.Sequential(*_front(spec), *_convolutions(spec), *_middle(spec), *_dense(spec))
+    width = spec.dense_hidden if spec.method in ("sn", "orthogonal") and spec.dense_layers else spec.features
+    return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
+
+
+def _front(spec: ModelSpec) -> Iterator[nn.Module]:
+    mean = spec.mean or (0.5,) * spec.image_shape[0]
+    yield Centre(mean) if spec.std is None else Normalize(mean, spec.std)
+    if any(size % spec.block for size in spec.image_shape[1:]):
+        yield PadImage(spec.block)
+    if spec.stem > 1:
+        yield SpaceToDepth(spec.stem)
+    yield PadChannels(spec.channels)
+
+
+def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
+    for _ in range(spec.conv_layers):
+        if spec.method == "sn":
+            yield AffineConv2d(
+                spec.channels, spec.channels, spec.kernel_size, padding=spec.kernel_size // 2, bound="spectral"
+            )
+            yield Abs()
+        elif spec.method == "orthogonal":
+            yield Pixelwise(OrthogonalLinear(spec.channels, spec.channels))
+            yield Abs()
+        else:
+            yield ResidualConv2d(
+                spec.channels,
+                spec.conv_hidden,
+                spec.kernel_size,
+                bound=_RESIDUAL.get(spec.method, spec.method),
+                activation=spec.activation,
+            )
+
+
+def _middle(spec: ModelSpec) -> Iterator[nn.Module]:
+    if spec.pool > 1:
+        yield ScaledAvgPool2d(spec.pool)
+    yield nn.Flatten()
+
+
+def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
+    width = spec.features
+    for _ in range(spec.dense_layers):
+        if spec.method == "sn":
+            yield AffineLinear(width, spec.dense_hidden, bound="spectral")
+        elif spec.method == "orthogonal":
+            yield OrthogonalLinear(width, spec.dense_hidden)
+        else:
+            yield ResidualLinear(
+                width,
+                spec.dense_hidden,
+                bound=_RESIDUAL.get(spec.method, spec.method),
+                activation=spec.activation,
+            )
+            continue
+        yield Abs()
+        width = spec.dense_hidden

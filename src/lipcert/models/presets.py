@@ -1,0 +1,62 @@
+"""Named architectures: the paper's four sizes per method, as its parameter counts have them and as its table
+prints them, and small siblings that train on a CPU in minutes.
+
+The printed table of sizes ("SLL architecture") does not give the parameter counts of Table 1 for L and XL;
+the sizes below do: 41.4, 78.8, 118.3 and 236.5 million on CIFAR-10. ``sll_table3_*`` are the printed ones.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any, get_args
+
+from lipcert.errors import one_of
+from lipcert.models.spec import Method, ModelSpec
+
+_SMALL = {"stem": 2, "channels": 32, "conv_hidden": 16}
+_SIZES: dict[str, dict[str, int]] = {
+    "nano": {**_SMALL, "conv_layers": 4, "pool": 2, "dense_layers": 3, "dense_hidden": 128},
+    "tiny": {**_SMALL, "conv_layers": 8, "pool": 4, "dense_layers": 5, "dense_hidden": 256},
+    "small": {"channels": 45, "conv_layers": 20, "dense_layers": 7},
+    "medium": {"channels": 60, "conv_layers": 30, "dense_layers": 10},
+    "large": {"channels": 90, "conv_layers": 50, "dense_layers": 10},
+    "xlarge": {"channels": 120, "conv_layers": 70, "dense_layers": 15},
+}
+_TABLE_3 = {
+    "small": {"channels": 45, "conv_layers": 20, "dense_layers": 7, "dense_hidden": 2048},
+    "medium": {"channels": 60, "conv_layers": 30, "dense_layers": 10, "dense_hidden": 2048},
+    "large": {"channels": 60, "conv_layers": 90, "dense_layers": 15, "dense_hidden": 4096},
+    "xlarge": {"channels": 70, "conv_layers": 120, "dense_layers": 15, "dense_hidden": 4096},
+}
+
+_REGISTRY: dict[str, Callable[..., ModelSpec]] = {}
+
+
+def register_model(name: str, make: Callable[..., ModelSpec]) -> None:
+    """Add an architecture: ``make(**overrides)`` gives its spec."""
+    if name in _REGISTRY:
+        raise ValueError(f"a model named {name!r} exists already; got a second one. Choose another name.")
+    _REGISTRY[name] = make
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names that match a shell pattern, such as "sll*"."""
+    return sorted(fnmatch.filter(_REGISTRY, pattern))
+
+
+def model_spec(name: str, **overrides: Any) -> ModelSpec:
+    """The spec of a named architecture with some fields replaced."""
+    one_of("model", name, _REGISTRY, cure="`lipcert models` lists them.")
+    return _REGISTRY[name](**overrides)
+
+
+def _register(name: str, defaults: dict[str, Any]) -> None:
+    register_model(name, lambda **overrides: ModelSpec(**{**defaults, **overrides}))
+
+
+for _size, _fields in _SIZES.items():
+    for _method in get_args(Method):
+        _register(f"{_method}_{_size}", {"method": _method, **_fields})
+for _size, _fields in _TABLE_3.items():
+    _register(f"sll_table3_{_size}", {"method": "sll", **_fields})

@@ -1,0 +1,65 @@
+"""What a network is, without torch: a frozen, checked record that fits in a config file.
+
+One architecture family covers the paper's models: space-to-depth stem, zero channels up to the width,
+convolutions, scaled average pooling, dense layers, normalised head. The method says which layer and
+which T.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Method = Literal["sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "rescaled", "sn", "orthogonal"]
+
+
+class ModelSpec(BaseModel):
+    """An architecture and a method. Unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Method = "sll"
+    stem: int = Field(default=1, ge=1)
+    """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
+    channels: int = Field(ge=1)
+    conv_layers: int = Field(ge=0)
+    conv_hidden: int = Field(default=5, ge=1)
+    kernel_size: int = Field(default=3, ge=1)
+    pool: int = Field(default=4, ge=1)
+    """Window of the scaled average pooling between convolutions and dense layers; 1 for none."""
+    dense_layers: int = Field(ge=0)
+    dense_hidden: int = Field(default=2048, ge=1)
+    activation: str = "relu"
+    num_classes: int = Field(default=10, ge=2)
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    mean: tuple[float, ...] | None = None
+    """Subtracted inside the model, per channel; None for 0.5."""
+    std: tuple[float, ...] | None = None
+    """Divided by inside the model, per channel: every radius is divided by 1/min(std). None for no division."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> ModelSpec:
+        colours = self.image_shape[0]
+        if min(self.image_shape) < 1:
+            raise ValueError(f"image_shape must be (channels, height, width), all positive; got {self.image_shape}")
+        if self.channels < colours * self.stem**2:
+            raise ValueError(
+                f"channels must be at least the image channels times stem², {colours * self.stem**2}; got "
+                f"{self.channels}"
+            )
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and len(values) != colours:
+                raise ValueError(f"{name} must have one value per image channel, {colours}; got {len(values)}")
+        return self
+
+    @property
+    def block(self) -> int:
+        """Height and width of the image are padded with zeros to a multiple of this."""
+        return self.stem * self.pool
+
+    @property
+    def features(self) -> int:
+        """Inputs of the dense layers."""
+        _, high, wide = self.image_shape
+        return self.channels * -(-high // self.block) * -(-wide // self.block)

@@ -1,0 +1,222 @@
+"""Training: bit for bit after any interruption, the same on two processes, and never a damaged folder."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from lipcert.data.digits import load_digits
+from lipcert.training.checkpoint import load_model, load_state
+from lipcert.training.config import TrainConfig, learning_rate_factor
+from lipcert.training.loop import Diverged, train
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+SETTINGS = {"model": "sll_nano", "epochs": 5, "batch_size": 128, "threads": 1, "checkpoint_every": 0.2, "ema": 0.9}
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
+
+
+def evaluator(model, inputs, labels):
+    return {"natural": model(inputs).argmax(dim=1) == labels}
+
+
+def run(folder, resume=False, **changes):
+    data = load_digits("train"), load_digits("test")
+    return train(TrainConfig(**{**SETTINGS, **changes}), folder, data, evaluator, resume=resume)
+
+
+def command(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "lipcert", *words],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=240,
+        check=False,
+        **options,
+    )
+
+
+def same(a, b):
+    """Equal bit for bit, through dictionaries and lists."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, how):
+    whole = command("train", *FLAGS, "--out", str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    folder = tmp_path / "parts"
+    words = ["train", *FLAGS, "--out", str(folder)]
+    for attempt in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lipcert", *words],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        before = (folder / "state.pt").stat().st_mtime_ns if (folder / "state.pt").exists() else 0
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:  # until it has saved something new
+            if (folder / "state.pt").exists() and (folder / "state.pt").stat().st_mtime_ns != before:
+                break
+            time.sleep(0.01)
+        time.sleep(0.07 * attempt)
+        process.send_signal(how)
+        printed = process.communicate()[0].decode()
+        state = load_state(folder)  # whatever happened, it loads
+        load_model(folder)
+        if how is signal.SIGTERM and "Interrupted" in printed:
+            assert process.returncode == 0
+            assert f"lipcert train --resume --out {folder}" in printed
+        words = ["train", "--resume", "--out", str(folder)]
+    assert state["step"] <= 55
+    last = command(*words)
+    assert last.returncode == 0, last.stderr
+    ours, theirs = load_state(folder), load_state(tmp_path / "whole")
+    assert same(ours, theirs)
+    assert (folder / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def test_two_processes_equal_one(tmp_path):
+    one = command("train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "one"))
+    assert one.returncode == 0, one.stderr
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29713"]
+    two = subprocess.run(
+        [*launch, "-m", "lipcert", "train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=240,
+        check=False,
+    )
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("natural") == 1  # only the first process speaks
+    images = load_digits("test").inputs()
+    with torch.no_grad():
+        logits = [load_model(tmp_path / k)(images) for k in ("one", "two")]
+    # The same sums in another order: 1e-7 relative, which Adam's division blows up where a gradient is near zero.
+    assert (logits[0] - logits[1]).abs().max() < 5e-3
+    rows = [json.loads((tmp_path / k / "metrics.jsonl").read_text().splitlines()[-1]) for k in ("one", "two")]
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-4)
+    assert rows[0]["natural"] == pytest.approx(rows[1]["natural"], abs=0.01)
+
+
+def test_it_learns_and_the_config_reproduces_it(tmp_path):
+    outcome = run(tmp_path / "a", epochs=12, learning_rate=0.02, offset=0.7, temperature=0.1)
+    assert outcome.complete
+    assert outcome.metrics[-1]["natural"] > 0.8
+    again = command(
+        "train", "--config", str(tmp_path / "a" / "config.json"), "--epochs=1", "--out", str(tmp_path / "b")
+    )
+    assert again.returncode == 0, again.stderr
+    stored = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert stored == {**json.loads((tmp_path / "a" / "config.json").read_text()), "epochs": 1}
+    model = load_model(tmp_path / "a")
+    test = load_digits("test")
+    hits = (model(test.inputs()).argmax(dim=1) == test.labels).double().mean().item()
+    assert hits == pytest.approx(outcome.metrics[-1]["natural"])
+
+
+def test_a_validation_split_leaves_the_test_set_alone(tmp_path):
+    seen = []
+
+    def spy(model, inputs, labels):
+        seen.append(len(labels))
+        return evaluator(model, inputs, labels)
+
+    config = TrainConfig(**{**SETTINGS, "epochs": 1, "validation": 200})
+    data = load_digits("train"), load_digits("test")
+    outcome = train(config, tmp_path, data, spy)
+    assert sum(seen) == 200
+    assert outcome.step == 10  # 1200 images
+    with pytest.raises(ValueError, match="must leave some of the 1400"):
+        train(TrainConfig(**{**SETTINGS, "validation": 1400}), tmp_path / "x", data, spy)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bf16"}, {"clip_norm": 0.1}, {"augment": "crop-flip"}, {"ema": None}]
+)
+def test_options_run_and_matter(tmp_path, changes):
+    run(tmp_path / "plain", epochs=1)
+    run(tmp_path / "changed", epochs=1, **changes)
+    plain, changed = load_state(tmp_path / "plain"), load_state(tmp_path / "changed")
+    key = "average" if "ema" in changes else "model"
+    assert not same(plain[key], changed[key])
+    assert all(torch.isfinite(v).all() for v in changed["model"].values())
+
+
+def test_divergence_keeps_the_last_good_state(tmp_path):
+    run(tmp_path / "good", epochs=1)
+    with pytest.raises(
+        Diverged, match=r"loss must stay finite; got (nan|inf) at step \d+ of .*Lower --learning-rate"
+    ):
+        run(tmp_path / "bad", epochs=3, learning_rate=1e38)
+    for file in (tmp_path / "bad").glob("state.pt"):
+        assert file.stat().st_size
+        assert all(torch.isfinite(v).all() for v in load_state(tmp_path / "bad")["model"].values())
+
+
+def test_schedule_is_piecewise_triangular():
+    expected = {0.0: 0.0, 0.2: 0.5, 0.4: 1.0, 0.6: 0.525, 0.8: 0.05, 0.9: 0.025, 1.0: 0.0}
+    for progress, factor in expected.items():
+        assert learning_rate_factor(progress) == pytest.approx(factor, abs=1e-12)
+
+
+def refused(*words):
+    result = command(*words)
+    assert result.returncode == 2, result
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_bad_input_is_one_line_and_loses_nothing(tmp_path):
+    folder = tmp_path / "run"
+    run(folder, epochs=1)
+    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert "must be a new or empty folder" in refused("train", "--out", str(folder))
+    assert "no config.json there" in refused("train", "--resume", "--out", str(tmp_path / "nothing"))
+    bad = tmp_path / "config.json"
+    bad.write_text(json.dumps({"epochs": 1, "lerning_rate": 0.1}))
+    assert "lerning_rate: Extra inputs are not permitted" in refused("train", "--config", str(bad))
+    bad.write_text("{")
+    assert "config.json" in refused("train", "--config", str(bad))
+    assert "must name a config.json" in refused("train", "--config", str(tmp_path / "none.json"))
+    assert "greater than or equal to 1" in refused("train", "--epochs=0", "--out", str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    assert content == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+class _Malice:
+    def __reduce__(self):
+        return os.system, ("touch HACKED",)
+
+
+def test_damaged_and_malicious_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path, epochs=1)
+    state, weights = (tmp_path / "state.pt").read_bytes(), (tmp_path / "model.safetensors").read_bytes()
+    for damaged in (b"", state[:100], state[: len(state) // 2], pickle.dumps(_Malice()), b"\0" * 1000):
+        (tmp_path / "state.pt").write_bytes(damaged)
+        with pytest.raises(ValueError, match="must be a training state of lipcert"):
+            run(tmp_path, epochs=1, resume=True)
+    for damaged in (b"", weights[:50], weights[: len(weights) // 2], b"\xff" * 100):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ValueError, match="undamaged model of lipcert"):
+            load_model(tmp_path)
+    assert not (tmp_path / "HACKED").exists()
+    (tmp_path / "state.pt").write_bytes(state)
+    with pytest.raises(ValueError, match="another config"):
+        run(tmp_path, epochs=2, resume=True)
