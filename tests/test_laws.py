@@ -279,3 +279,33 @@ def test_reset_works_in_every_memory_format():
     layer.reset_parameters()
     assert layer.weight.abs().max() <= 1
     assert layer.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("method", ["cholesky", "reflector"])
+def test_a_ridge_on_a_badly_conditioned_weight_does_not_cost_the_norm_twice(method):
+    layer = lc.OrthogonalLinear(64, 64, method=method)
+    with torch.no_grad():
+        layer.weight.normal_()
+        layer.weight[:, 0] *= 1e6
+    values = torch.linalg.svdvals(layer.scaled_weight().detach().double())
+    assert 0.95 < values.max() <= 1 + 512 * EPS[torch.float32]
+
+
+def test_graded_columns_and_wide_q_have_finite_gradients():
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        layer = lc.GeneralLinear(6, 5, 4, bound="sll")
+        with torch.no_grad():
+            grade = 10 ** (-22 * torch.rand(5, 1, generator=generator))
+            layer.weight.copy_(torch.randn(5, 6, generator=generator) * grade)
+            layer.bound.log_q.copy_(50 * torch.randn(5, generator=generator))
+        layer(torch.randn(2, 6, generator=generator)).square().sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in layer.parameters()), seed
+
+
+def test_fit_keeps_the_column_that_matters():
+    layer = lc.AffineLinear(2, 2, bound=lc.bounds.Optimal(2), dtype=torch.float64, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.tensor([1.0, 1e-25]).double()))
+    layer.bound.fit(layer.columns())  # the buffer is float32: γ of the small column is 1e50 times larger
+    assert torch.linalg.matrix_norm(layer.scaled_weight(), 2) > 0.9

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 import torch
@@ -31,6 +32,19 @@ def test_radius_is_the_smallest_over_all_rivals():
 def test_ties_errors_and_non_finite_logits_have_radius_zero(logits):
     radii = certified_radii(torch.tensor([logits]), torch.tensor([0]), torch.full((3, 3), math.sqrt(2)))
     assert radii.item() == 0.0
+
+
+def test_radii_are_rounded_down():
+    logits, pairwise = torch.randn(2000, 3).double(), torch.rand(3, 3).double() + 0.5
+    labels = logits.argmax(dim=1)
+    radii = certified_radii(logits, labels.int(), pairwise)
+    for row, label, radius in zip(logits.tolist(), labels.tolist(), radii.tolist(), strict=True):
+        exact = min(
+            (Fraction(row[label]) - Fraction(row[j])) / Fraction(pairwise[label, j].item())
+            for j in range(3)
+            if j != label
+        )
+        assert Fraction(radius) <= exact
 
 
 @pytest.mark.parametrize("constant", [math.nan, math.inf, -1.0])

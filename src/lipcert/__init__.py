@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert import losses as losses
     from lipcert.algebra import bounds as bounds
     from lipcert.certification.radius import certified_radii as certified_radii
+    from lipcert.data.registry import load_data as load_data
     from lipcert.errors import NotCertified as NotCertified
     from lipcert.layers.activation import Abs as Abs
     from lipcert.layers.activation import GroupSort as GroupSort
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 _HOME = {
     "certified_radii": "certification.radius",
     "NotCertified": "errors",
+    "load_data": "data.registry",
     "Abs": "layers.activation",
     "GroupSort": "layers.activation",
     "Householder": "layers.activation",

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.errors import NotCertified
+
 
 @dataclass(frozen=True)
 class SlopeRestricted:
@@ -53,12 +55,35 @@ SLOPE_RESTRICTED: dict[str, SlopeRestricted] = {
 }
 
 
+# Slopes outside [0, 1], rounded to two digits, for the message that refuses them.
+_STEEP = {
+    "gelu": "−0.13 and 1.13",
+    "silu": "−0.10 and 1.10",
+    "mish": "−0.11 and 1.09",
+    "hardswish": "−0.50 and 1.50",
+}
+_GROUPED = ("maxmin", "groupsort", "householder", "abs")
+
+
 def slope_restricted(name: str) -> SlopeRestricted:
     """The activation of that name, for use inside a residual layer."""
-    if not isinstance(name, str) or name not in SLOPE_RESTRICTED:
+    known = sorted(SLOPE_RESTRICTED)
+    if not isinstance(name, str):
         raise ValueError(
-            f"activation must have slope in [0, 1], one of {sorted(SLOPE_RESTRICTED)}; got {name!r}. "
-            "MaxMin, GroupSort, Householder and Abs are 1-Lipschitz but not of that kind: use them after "
-            "AffineLinear or OrthogonalLinear."
+            f"activation must be the name of a function with slope in [0, 1], one of {known}; got {name!r}. "
+            "Pass a string such as 'relu'."
         )
+    if name not in SLOPE_RESTRICTED:
+        key = name.lower().replace("_", "")
+        if key in _STEEP:
+            raise NotCertified(
+                f"activation must have slope in [0, 1], one of {known}; got {name!r}, whose slopes reach "
+                f"{_STEEP[key]}: the layer would not be 1-Lipschitz. Use 'relu', 'elu' or 'softplus'."
+            )
+        if key in _GROUPED:
+            raise NotCertified(
+                f"activation must be a scalar function with slope in [0, 1], one of {known}; got {name!r}, which "
+                "is 1-Lipschitz but not of that kind. Use it after AffineLinear or OrthogonalLinear."
+            )
+        raise ValueError(f"activation must be one of {known}; got {name!r}. Choose a name from the list.")
     return SLOPE_RESTRICTED[name]

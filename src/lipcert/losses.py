@@ -196,7 +196,8 @@ class EMMA(_Loss):
 
     Efficient Margin MAximization (Hu et al., NeurIPS 2023, §4, LiResNet). A perturbation of size ε can raise
     f_j − f_y by ε·K_yj; each rival gets just as much of it as makes it tie with y, so all of them threaten at
-    once, not only the nearest. No gradient flows through ρ; it does through K. The floor 0.01 is the released
+    once, not only the nearest. No gradient flows through ρ; through K only if ``pairwise``
+    carries one. The floor 0.01 is the released
     code's, which grows ε linearly from 0.1·36/255 to 3·36/255 over the first half of training: assign
     ``emma.epsilon`` as training goes. With floor = 1 it is Lipschitz-margin training (Tsuzuku et al. 2018).
 

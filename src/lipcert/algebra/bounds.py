@@ -111,7 +111,8 @@ class SLL(Bound):
         self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        return columns, columns.collect((absolute_gram(columns) * self.ratio(columns)).sum(dim=-1))
+        t = columns.collect((absolute_gram(columns) * self.ratio(columns)).sum(dim=-1))
+        return columns, without_dead_columns(columns, t)
 
     def ratio(self, columns: Columns) -> Tensor:  # (groups, N, N)
         """r_ij = q_j / q_i in the chosen form."""
@@ -139,6 +140,15 @@ def exponential_ratio(log_q: Tensor) -> Tensor:  # (groups, N) → (groups, N, N
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
+def without_dead_columns(columns: Columns, t: Tensor) -> Tensor:  # (count,)
+    """T with 0, a dead neuron (Theorem 6), for every column that is zero or as good as that.
+
+    A large q_j/q_i, or what ``Rescaled`` adds against underflow, would keep it alive on rounding errors.
+    """
+    squares = columns.collect(columns.taps.detach().square().sum(dim=(2, 3, 4)))
+    return torch.where(alive(squares), t, 0.0)
+
+
 class Rescaled(Bound):
     """T_i = (Σ_j |(WᵀW)^(2^k)|_ij q_j/q_i)^(1/2^k): SLL at order k = 0, Spectral as k grows.
 
@@ -164,11 +174,10 @@ class Rescaled(Bound):
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         ratio = exponential_ratio(columns.spread(self.log_q.to(columns.taps.dtype)))
         if self.order == 0:
-            return columns, columns.collect((absolute_gram(columns) * ratio).sum(dim=-1))
-        t = columns.collect(power_row_sums(columns, ratio, self.order))
-        # What is added against underflow would keep a column alive that is zero, or as good as that: Theorem 6.
-        squares = columns.collect(columns.taps.detach().square().sum(dim=(2, 3, 4)))
-        return columns, torch.where(alive(squares), t, 0.0)
+            sums = (absolute_gram(columns) * ratio).sum(dim=-1)
+        else:
+            sums = power_row_sums(columns, ratio, self.order)
+        return columns, without_dead_columns(columns, columns.collect(sums))
 
     def extra_repr(self) -> str:
         return f"{self.size}, order={self.order}"
@@ -216,19 +225,27 @@ class Optimal(Bound):
             )
         weight = columns.matrix().detach()
         solution = optimal_gamma(weight, objective=self.objective, gap=gap)
-        unit, _ = normalise(weight)
-        gamma = torch.where(alive(unit.square().sum(dim=1)), solution.gamma.to(weight.device), 0.0)
-        largest = gamma.max()
+        squares = normalise(weight)[0].double().square().sum(dim=1)
+        gamma = torch.where(alive(squares.to(weight.dtype)), solution.gamma.to(weight.device), 0.0)
+        # γ grows as columns shrink; the buffer must hold that of the largest column that matters.
+        matters = torch.where(gamma * squares > 1e-3 * (gamma * squares).max(), gamma, torch.inf).min()
+        fits = gamma <= matters * torch.finfo(self.gamma.dtype).tiny ** -0.5
+        largest = torch.where(fits, gamma, 0.0).max()
         with torch.no_grad():
-            self.gamma.copy_(gamma / torch.where(largest > 0, largest, 1.0))
+            self.gamma.copy_(torch.where(fits, gamma, 0.0) / torch.where(largest > 0, largest, 1.0))
         return solution
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        root = self.gamma.to(columns.taps.dtype).sqrt()  # (n,)
+        root = self.gamma.to(columns.taps.dtype).clamp_min(0.0).sqrt()  # (n,)
         unit, scale = normalise(columns.matrix() * root[:, None])  # WΓ^½, brought back to entries near 1
         squared = squared_norm_bound(dense_columns(unit), iterations=6)[0]
-        t = squared * (scale / torch.where(root > 0, root, 1.0)) ** 2
-        return columns, torch.where(root > 0, t, torch.inf)
+        ratio = (scale / torch.where(root > 0, root, 1.0)).square()
+        usable = (root > 0) & alive(ratio) & alive(1 / ratio)  # else dead: Γ = 0
+        return columns, torch.where(usable, squared * torch.where(usable, ratio, 1.0), torch.inf)
+
+    def require_sound(self) -> None:
+        if not bool((self.gamma >= 0).all()):
+            raise NotCertified("Optimal.gamma must not be negative; got a negative entry. Fit it again.")
 
     def extra_repr(self) -> str:
         return f"{self.size}, objective={self.objective!r}"
@@ -254,7 +271,7 @@ class Orthogonal(Bound):
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         weight = orthonormal(columns.matrix(), self.method)
-        return dense_columns(weight), squared_norm(weight.detach(), self.method).expand(columns.count)
+        return dense_columns(weight), squared_norm(weight, self.method).expand(columns.count)
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}"

@@ -15,6 +15,8 @@ shapes; they are no certificate.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -70,6 +72,8 @@ def holds(matrix: Tensor, *, terms: float = 0.0) -> bool:
     if not bool(torch.isfinite(matrix).all()) or not torch.equal(matrix, matrix.mT):
         return False
     size = float(torch.linalg.matrix_norm(matrix)) + terms
+    if not math.isfinite(size):
+        return False
     return smallest_eigenvalue_estimate(matrix) >= -len(matrix) * torch.finfo(matrix.dtype).eps * size
 
 

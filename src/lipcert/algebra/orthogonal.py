@@ -10,7 +10,7 @@ without end, the map errs on the side of a contraction, ‖Q‖ ≤ 1, which is 
 - ``cholesky`` VL^(−ᵀ), LLᵀ = VᵀV + εI (Hu et al. 2023): the ridge ε makes QᵀQ ⪯ I, never more.
 - ``reflector`` block reflectors I − 2V(VᵀV + εI)⁻¹Vᵀ (BRO, Lai et al. 2025), likewise.
 
-Rounding: none is directed; callers measure ``gram_deviation`` and enlarge T by it.
+Rounding: none is directed; callers enlarge T by ``squared_norm`` of what was computed.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ def gram_deviation(weight: Tensor) -> Tensor:  # ()
 def squared_norm(weight: Tensor, method: str) -> Tensor:  # ()
     """An upper bound of ‖Q‖² for Q as it was computed: 1 + ‖QᵀQ − I‖_∞.
 
-    Björck's steps may stop far from orthonormal with ‖Q‖ ≤ 1 all the same; there a bound of the norm is better.
+    Björck's steps, and a ridge on a badly conditioned weight, may end far from orthonormal with ‖Q‖ ≤ 1 all the
+    same; there a bound of the norm is better. No gradient is taken but for Björck, where T can move with W.
     """
+    weight = weight if method == "bjorck" else weight.detach()
     bound = 1 + gram_deviation(weight)
-    if method == "bjorck":
+    if method in ("bjorck", "cholesky", "reflector"):
         bound = torch.minimum(bound, squared_norm_bound(dense_columns(weight), iterations=6)[0].clamp_min(1.0))
     return bound
 

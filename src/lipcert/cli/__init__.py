@@ -15,6 +15,11 @@ def main() -> None:
     from lipcert.cli.train import Train, parse_train
 
     try:
+        if sys.argv[1:] == ["--version"]:
+            from lipcert import __version__
+
+            print(f"lipcert {__version__}")
+            sys.exit(0)
         if sys.argv[1:2] == ["train"]:  # its defaults may come from a file
             sys.exit(parse_train(sys.argv[2:]).run())
         command = tyro.extras.subcommand_cli_from_dict(

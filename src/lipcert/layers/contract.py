@@ -15,6 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.algebra.bounds import Bound
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
@@ -60,6 +61,12 @@ class BoundedLayer(LipschitzLayer):
         return self.compute(at_least_float32(x)).to(x.dtype)
 
     def proved_constant(self) -> float:
+        activation = getattr(self, "activation", None)
+        if activation is not None and SLOPE_RESTRICTED.get(activation.name) != activation:
+            raise NotCertified(
+                f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it; got another function "
+                f"named {activation.name!r}. Build the layer with the activation's name."
+            )
         require_vouched(self.bound, "require_sound")
         self.bound.require_sound()
         return 1.0
@@ -90,17 +97,21 @@ def require_vouched(part: nn.Module, method: str) -> None:
     if not ours and method not in vars(kind):
         raise NotCertified(
             f"{kind.__qualname__} is a subclass that does not define {method}() itself, so nobody vouches for "
-            f"it. Define {method}() there, with a proof, or use the layer it derives from."
+            f"it. Define {method}() there, with a proof, or use the plain layer (remove parametrizations)."
         )
     require_no_hooks(part)
 
 
-def require_no_hooks(part: nn.Module) -> None:
-    """Raise ``NotCertified`` if a hook or a patched ``forward`` may change what ``part`` computes."""
+def require_no_hooks(part: nn.Module, *, patches: bool = True) -> None:
+    """Raise ``NotCertified`` if a hook or a method patched on the object may change what ``part`` computes."""
     every = torch.nn.modules.module
-    if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+    patched = patches and any(
+        callable(value) and hasattr(type(part), name) and name != "_compiled_call_impl"
+        for name, value in vars(part).items()
+    )
+    if part._forward_hooks or part._forward_pre_hooks or patched:
         raise NotCertified(
-            f"{type(part).__qualname__} has a forward hook or a patched forward, which may change what it "
+            f"{type(part).__qualname__} has a forward hook or a patched method, which may change what it "
             "computes. Remove it."
         )
     if every._global_forward_hooks or every._global_forward_pre_hooks:
@@ -114,7 +125,7 @@ def check_features(x: Tensor, features: int, layer: nn.Module) -> None:
     if x.ndim < 1 or x.shape[-1] != features:
         raise ValueError(
             f"{type(layer).__name__} expects (*, {features}); got {tuple(x.shape)}. Flatten images first, or build "
-            f"the layer for {x.shape[-1] if x.ndim else 1} features."
+            "the layer for the features there are."
         )
 
 
@@ -127,8 +138,10 @@ def lipschitz_bound(module: nn.Module) -> float:
         raise ValueError(f"expected a torch module; got {type(module).__name__}. Pass the network itself.")
     if isinstance(module, LipschitzLayer):
         return module.lipschitz_bound()
-    if isinstance(compiled := getattr(module, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
-        return lipschitz_bound(compiled)
+    kind = type(module)
+    if (kind.__module__, kind.__qualname__) == ("torch._dynamo.eval_frame", "OptimizedModule"):
+        require_no_hooks(module, patches=False)  # torch.compile's wrapper, which sets its own forward
+        return lipschitz_bound(module.get_submodule("_orig_mod"))
     require_no_hooks(module)
     require_finite(module)
     return _a_number(_torch_bound(module), module)
@@ -160,6 +173,8 @@ def _torch_bound(module: nn.Module) -> float:
             value = abs(float(getattr(module, slope)))
             return value if not value <= 1.0 else 1.0  # NaN stays NaN, and is refused
     raise NotCertified(
-        f"no Lipschitz constant is proved for {kind.__module__}.{kind.__qualname__}. Replace it by a lipcert "
-        "layer, or by one of Identity, Flatten, ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Sequential of torch.nn."
+        f"no Lipschitz constant is proved for {kind.__module__}.{kind.__qualname__}. Replace it by a lipcert layer "
+        "(Linear by AffineLinear or ResidualLinear, Conv2d by AffineConv2d, a pool by ScaledAvgPool2d), by one of "
+        "Identity, Flatten, Unflatten, ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Sequential of torch.nn, or subclass "
+        "LipschitzLayer and define proved_constant()."
     )

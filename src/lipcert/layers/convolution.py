@@ -20,7 +20,7 @@ def check_padding_mode(mode: str, padding: tuple[int, int], kernel_size: tuple[i
     if mode in ("reflect", "replicate"):
         raise NotCertified(
             f"padding_mode must be one of {list(PADDING_MODES)}; got {mode!r}, which repeats pixels and can "
-            "double the norm under any of our bounds. Use padding_mode='zeros' or 'circular'."
+            "double the norm, or worse, under any of our bounds. Use padding_mode='zeros' or 'circular'."
         )
     if mode not in PADDING_MODES:
         raise ValueError(f"padding_mode must be one of {list(PADDING_MODES)}; got {mode!r}. Use 'zeros'.")
@@ -51,7 +51,7 @@ def check_image(
     if x.ndim not in (3, 4) or x.shape[-3] != channels:
         raise ValueError(
             f"{type(layer).__name__} expects (N, {channels}, H, W); got {tuple(x.shape)}. "
-            "Pass images with the channels before height and width."
+            "Put PadChannels before it, or build the layer for the channels there are."
         )
     if any(size + 2 * p < k for size, p, k in zip(x.shape[-2:], padding, kernel_size, strict=True)):
         raise ValueError(

@@ -76,7 +76,7 @@ class GeneralLinear(BoundedLayer):
     def contraction(self) -> tuple[Tensor, Tensor]:  # (k, m), (k, n)
         """U₁ and U₂, divided by what their measured deviation from orthonormal may add to the norm."""
         u = orthonormal(at_least_float32(self.mixing), self.method)
-        u = u * squared_norm(u.detach(), self.method).rsqrt()
+        u = u * squared_norm(u, self.method).rsqrt()
         return u[:, : self.in_features], u[:, self.in_features :]
 
     def compute(self, x: Tensor) -> Tensor:

@@ -16,11 +16,13 @@ from lipcert.algebra.gram import dense_columns
 from lipcert.algebra.scale import at_least_float32, no_autocast
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
-from lipcert.layers.contract import LipschitzLayer, check_features, require_finite
+from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_vouched
 
 
 class NormalizedHead(LipschitzLayer):
     """logits_i = w_iᵀx/‖w_i‖ + b_i. A row w_i = 0 gives the constant logit b_i.
+
+    ``lipschitz_bound()`` is the constant to all logits at once; for radii use ``pairwise_bound()``.
 
     Shape:
         (*, in_features) → (*, num_classes).
@@ -74,7 +76,7 @@ class NormalizedHead(LipschitzLayer):
         return logits if wide is x else logits.to(x.dtype)
 
     def proved_constant(self) -> float:
-        """Of the whole map to the logits, ‖Ŵ‖ ≤ √num_classes; certificates use ``pairwise_bound``."""
+        """Of the map to all logits at once, ‖Ŵ‖ ≤ √num_classes; for radii use ``pairwise_bound``."""
         with torch.no_grad():
             rows = self._unit_rows(self.weight.double())
             squared = float(squared_norm_bound(dense_columns(rows), iterations=8)[0])
@@ -82,6 +84,7 @@ class NormalizedHead(LipschitzLayer):
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """‖w_i − w_j‖ of the unit rows, rounded up: how fast the margin between classes i and j can change."""
+        require_vouched(self, "pairwise_bound")
         require_finite(self)
         with torch.no_grad():
             rows = self._unit_rows(self.weight.double())
