@@ -188,6 +188,7 @@ def test_bad_input_is_one_line_and_loses_nothing(tmp_path):
     content = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert "must be a new or empty folder" in refused("train", "--out", str(folder))
     assert "no config.json there" in refused("train", "--resume", "--out", str(tmp_path / "nothing"))
+    assert "Drop them" in refused("train", "--resume", "--epochs=3", "--out", str(folder))
     bad = tmp_path / "config.json"
     bad.write_text(json.dumps({"epochs": 1, "lerning_rate": 0.1}))
     assert "lerning_rate: Extra inputs are not permitted" in refused("train", "--config", str(bad))

@@ -45,6 +45,8 @@ class Train(TrainConfig):
         settings = self.settings()
         if self.resume:
             stored = self.out / "config.json"
+            if settings != TrainConfig():
+                raise ValueError("--resume takes its settings from the run folder; got other flags too. Drop them.")
             if not stored.is_file():
                 raise ValueError(f"--resume needs a run in {self.out}; got no config.json there. Check --out.")
             settings = TrainConfig(**json.loads(stored.read_text(encoding="utf-8")))
