@@ -93,7 +93,7 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path,
 def test_two_processes_equal_one(tmp_path):
     one = command("train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29713"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = subprocess.run(
         [*launch, "-m", "lipcert", "train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "two")],
         capture_output=True,
