@@ -34,6 +34,11 @@ def test_ties_errors_and_non_finite_logits_have_radius_zero(logits):
     assert radii.item() == 0.0
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_classes_with_the_same_weights_never_swap(zero):
+    assert certified_radii(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.full((2, 2), zero)).item() > 1e300
+
+
 def test_radii_are_rounded_down():
     logits, pairwise = torch.randn(2000, 3).double(), torch.rand(3, 3).double() + 0.5
     labels = logits.argmax(dim=1)

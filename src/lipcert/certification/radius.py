@@ -38,7 +38,7 @@ def certified_radii(logits: Tensor, labels: Tensor, pairwise: Tensor) -> Tensor:
             f"labels must lie from 0 to {logits.shape[1] - 1}; got {int(labels.min())} to {int(labels.max())}. "
             "Number the classes from 0."
         )
-    logits, labels, pairwise = logits.double(), labels.long(), pairwise.double()
+    logits, labels, pairwise = logits.double(), labels.long(), pairwise.double() + 0.0  # no negative zero
     margins = logits.gather(1, labels[:, None]) - logits  # f_y − f_j, (N, C)
     constants = pairwise[labels]  # K_yj, (N, C)
     usable = torch.isfinite(margins) & (margins > 0) & torch.isfinite(constants) & (constants >= 0)
