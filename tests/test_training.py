@@ -91,11 +91,17 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path,
 
 
 def test_two_processes_equal_one(tmp_path):
-    one = command("train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "one"))
+    """One step on all 1,400 images: the gradient of two processes is that of one, up to the order of its sums.
+
+    Weights after many steps are no law: Adam divides by the gradient's size, so where that is near zero a rounding
+    error moves a weight by the whole learning rate.
+    """
+    flags = [*FLAGS, "--epochs=1", "--batch-size=1400"]
+    one = command("train", *flags, "--out", str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = subprocess.run(
-        [*launch, "-m", "lipcert", "train", *FLAGS, "--epochs=2", "--out", str(tmp_path / "two")],
+        [*launch, "-m", "lipcert", "train", *flags, "--out", str(tmp_path / "two")],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -104,14 +110,13 @@ def test_two_processes_equal_one(tmp_path):
     )
     assert two.returncode == 0, two.stderr
     assert two.stdout.count("natural") == 1  # only the first process speaks
-    images = load_digits("test").inputs()
-    with torch.no_grad():
-        logits = [load_model(tmp_path / k)(images) for k in ("one", "two")]
-    # The same sums in another order: 1e-7 relative, which Adam's division blows up where a gradient is near zero.
-    assert (logits[0] - logits[1]).abs().max() < 5e-3
+    states = [load_state(tmp_path / k)["optimiser"]["state"] for k in ("one", "two")]
+    tolerance = 1400 * torch.finfo(torch.float32).eps  # sums over 1,400 images in another order
+    for index, parameter in states[0].items():
+        mine, theirs = parameter["exp_avg"], states[1][index]["exp_avg"]  # half the gradient
+        assert (mine - theirs).abs().max() <= tolerance * mine.abs().max(), index
     rows = [json.loads((tmp_path / k / "metrics.jsonl").read_text().splitlines()[-1]) for k in ("one", "two")]
-    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=1e-4)
-    assert rows[0]["natural"] == pytest.approx(rows[1]["natural"], abs=0.01)
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], rel=tolerance)
 
 
 def test_it_learns_and_the_config_reproduces_it(tmp_path):

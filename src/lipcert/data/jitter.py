@@ -1,6 +1,6 @@
 """Colour jitter: brightness, contrast, saturation and hue of each image by a factor of its own.
 
-The usual definitions (torchvision's ColorJitter), x in [0, 1], clamped after every step:
+The usual definitions of PyTorch's image transforms, x in [0, 1], clamped after every step:
 
 - brightness: b·x
 - contrast: c·x + (1 − c)·(the mean of the grey image)

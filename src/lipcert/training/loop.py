@@ -176,10 +176,18 @@ def train(
                 checkpoint()
                 saved = time.monotonic()
             if interrupted and step < total:
+                _leave(accelerator)
                 return Finished(False, step, rows)
     if main:
         write_json(folder / "summary.json", {"seconds_this_process": time.monotonic() - began, **rows[-1]})
+    _leave(accelerator)
     return Finished(True, step, rows)
+
+
+def _leave(accelerator: Accelerator) -> None:
+    """All processes leave together: one that exits while another still writes can abort it."""
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def _split(config: TrainConfig, train: ImageData, test: ImageData) -> tuple[ImageData, ImageData]:
