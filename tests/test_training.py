@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import time
 import pytest
 import torch
 
+import lipcert as lc
 from lipcert.data.digits import load_digits
+from lipcert.models.build import create_model
 from lipcert.training.checkpoint import load_model, load_state
-from lipcert.training.config import TrainConfig, learning_rate_factor
-from lipcert.training.loop import Diverged, train
+from lipcert.training.config import LOSS_SETTINGS, TrainConfig, learning_rate_factor, radius_factor
+from lipcert.training.loop import Diverged, make_loss, train
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 SETTINGS = {"model": "sll_nano", "epochs": 5, "batch_size": 128, "threads": 1, "checkpoint_every": 0.2, "ema": 0.9}
@@ -163,6 +166,81 @@ def test_options_run_and_matter(tmp_path, changes):
     assert all(torch.isfinite(v).all() for v in changed["model"].values())
 
 
+SETTING_OF_LOSS = {
+    "offset": {"offset": 0.1, "temperature": 0.5},
+    "multi-margin": {"margin": 0.3},
+    "margin-boosting": {"weight": 0.2},
+    "logit-annealing": {"offset": 0.5, "temperature": 0.5, "beta": 1.0},
+    "emma": {"epsilon": 0.2},
+    "certificate": {"gamma": 0.7},
+    "kr": {},
+    "hkr": {"alpha": 0.5, "margin": 0.3},
+}
+
+
+@pytest.mark.parametrize("loss", SETTING_OF_LOSS)
+def test_every_loss_trains_and_each_of_its_settings_matters(tmp_path, loss):
+    settings = SETTING_OF_LOSS[loss]
+    assert set(settings) == set(LOSS_SETTINGS[loss])
+    outcome = run(tmp_path / "plain", epochs=4, learning_rate=0.02, loss=loss)
+    first, last = outcome.metrics[0], outcome.metrics[-1]
+    assert last["natural"] > 0.3  # chance is 0.1
+    assert loss == "emma" or last["loss"] < first["loss"]  # emma's radius grows meanwhile
+    for name, value in settings.items():
+        changed = run(tmp_path / name, epochs=4, learning_rate=0.02, loss=loss, **{name: value})
+        assert not same(load_state(tmp_path / "plain")["model"], load_state(tmp_path / name)["model"])
+        assert changed.metrics[-1]["loss"] != last["loss"]
+
+
+def test_a_setting_of_another_loss_is_an_error(tmp_path):
+    for loss, known in LOSS_SETTINGS.items():
+        for name in {n for names in LOSS_SETTINGS.values() for n in names} - set(known):
+            with pytest.raises(ValueError, match=f"{name} is no setting of the loss '{loss}'"):
+                TrainConfig(loss=loss, **{name: 0.5})
+    assert "margin is no setting of the loss 'offset'" in refused(
+        "train", "--margin=1", "--out", str(tmp_path / "x")
+    )
+
+
+def test_the_pairwise_losses_see_the_head(tmp_path):
+    """Certificate regularisation divides by the distance of the head's rows, not by a default of √2."""
+    model = create_model("sll_nano", image_shape=(1, 8, 8))
+    with torch.no_grad():
+        model[1].weight[1] = -model[1].weight[0]
+    logits = torch.zeros(1, 10)
+    logits[0, 0] = 1.0
+    labels = torch.tensor([0])
+    loss = make_loss(TrainConfig(loss="certificate", gamma=1.0))(model, logits, labels, 1.0)
+    rows = model[1].unit_weight()
+    radius = 1 / (rows[0] - rows[1:]).norm(dim=1).max()
+    assert rows[1].allclose(-rows[0])
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels) - radius)
+    assert [radius_factor(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([1 / 30, 15.5 / 30, 1, 1])
+
+
+def test_overrides_from_the_command_line_change_the_architecture(tmp_path):
+    flags = [*FLAGS, "--epochs=1", "--overrides", "dense_layers", "1", "activation", "tanh", "std", "0.5"]
+    done = command("train", *flags, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    model = load_model(tmp_path / "run")
+    assert len([m for m in model.modules() if isinstance(m, lc.ResidualLinear)]) == 1
+    assert {m.activation.name for m in model.modules() if isinstance(m, lc.ResidualLinear)} == {"tanh"}
+    assert isinstance(model[0][0], lc.Normalize)
+    for words in (["dense_layer", "1"], ["dense_layers", "many"], ["channels", "1"], ["activation", "gelu"]):
+        wrong = refused("train", *FLAGS, "--overrides", *words, "--out", str(tmp_path / "new"))
+        assert words[0] in wrong or "GELU" in wrong.upper(), wrong
+        assert not (tmp_path / "new").exists()
+
+
+def test_tensorboard_has_the_rows_of_the_metrics(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    outcome = run(tmp_path, epochs=2, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for name in ("loss", "natural"):
+        assert [e.value for e in events.Scalars(name)] == pytest.approx([row[name] for row in outcome.metrics])
+
+
 def test_divergence_keeps_the_last_good_state(tmp_path):
     run(tmp_path / "good", epochs=1)
     with pytest.raises(
@@ -203,6 +281,44 @@ def test_bad_input_is_one_line_and_loses_nothing(tmp_path):
     assert "greater than or equal to 1" in refused("train", "--epochs=0", "--out", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     assert content == {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def limit_files():
+    """No file of more than 30 kB: what a full disk looks like to the program that writes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+
+def test_a_full_disk_or_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    assert "file" in refused("train", *FLAGS, "--out", str(tmp_path / "file" / "run"))
+    run(tmp_path / "run", epochs=2)
+    words = ["train", "--resume", "--out", str(tmp_path / "run")]
+    state = load_state(tmp_path / "run")
+    state["step"] -= 3
+    torch.save(state, tmp_path / "run" / "state.pt")
+    content = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    full = command(*words, preexec_fn=limit_files)
+    assert full.returncode == 2, full
+    last = full.stderr.strip().splitlines()[-1]
+    assert "could not be written" in last
+    assert "Free some space" in last
+    assert "Traceback" not in full.stderr
+    assert content == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    assert command(*words).returncode == 0  # and with room again it goes on
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    run(tmp_path / "nano", epochs=1)
+    run(tmp_path / "other", epochs=1, model="aol_nano")
+    (tmp_path / "nano" / "state.pt").write_bytes((tmp_path / "other" / "state.pt").read_bytes())
+    assert "another config" in refused("train", "--resume", "--out", str(tmp_path / "nano"))
+    weights = (tmp_path / "other" / "model.safetensors").read_bytes()
+    header = int.from_bytes(weights[:8], "little")
+    text = weights[8 : 8 + header].replace(b'\\"aol\\"', b'\\"sll\\"')
+    assert text != weights[8 : 8 + header]
+    (tmp_path / "x.safetensors").write_bytes(weights[:8] + text + weights[8 + header :])
+    with pytest.raises(ValueError, match="undamaged model of lipcert"):
+        load_model(tmp_path / "x.safetensors")
 
 
 class _Malice:

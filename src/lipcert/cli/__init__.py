@@ -11,6 +11,7 @@ def main() -> None:
 
     from lipcert.cli.data import Data
     from lipcert.cli.demo import Demo
+    from lipcert.cli.importing import Import
     from lipcert.cli.models import Models
     from lipcert.cli.train import Train, parse_train
 
@@ -23,7 +24,7 @@ def main() -> None:
         if sys.argv[1:2] == ["train"]:  # its defaults may come from a file
             sys.exit(parse_train(sys.argv[2:]).run())
         command = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo, "train": Train, "data": Data, "models": Models},
+            {"demo": Demo, "train": Train, "data": Data, "models": Models, "import": Import},
             prog="lipcert",
             description="Certified 1-Lipschitz neural networks: build them, train them, prove them.",
         )

@@ -1,4 +1,4 @@
-"""``lipcert models``: the named architectures and how many parameters they have."""
+"""``lipcert models``: the named architectures, how many parameters they have, and the fields of one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Models:
-    """List the named architectures."""
+    """List the named architectures; of a single one, every field that --overrides can change."""
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
     """A shell pattern, such as 'sll*'."""
@@ -39,5 +39,12 @@ class Models:
                 f"{spec.conv_layers} × {spec.channels}·{spec.conv_hidden}",
                 f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}",
             )
-        Console().print(table)
+        console = Console()
+        console.print(table)
+        if len(names) == 1:
+            fields = Table("field", "value", "what it is", title="lipcert train --overrides FIELD VALUE …")
+            about = type(spec).model_fields
+            for field, value in spec.model_dump().items():
+                fields.add_row(field, str(value), about[field].description or "")
+            console.print(fields)
         return 0

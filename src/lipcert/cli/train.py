@@ -15,6 +15,8 @@ from lipcert.training.config import TrainConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from lipcert.training.loop import Step
+
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "1": 1.0}
 
 
@@ -36,11 +38,8 @@ class Train(TrainConfig):
     def run(self) -> int:
         import json
 
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         from lipcert.data.registry import load_data
-        from lipcert.training.loop import Diverged, Step, train
+        from lipcert.training.loop import Diverged, train
 
         settings = self.settings()
         if self.resume:
@@ -50,48 +49,37 @@ class Train(TrainConfig):
             if not stored.is_file():
                 raise ValueError(f"--resume needs a run in {self.out}; got no config.json there. Check --out.")
             settings = TrainConfig(**json.loads(stored.read_text(encoding="utf-8")))
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ValueError(
-                f"--out must be a new or empty folder; got {self.out}, which is not. Choose another, or "
-                "add --resume."
-            )
+        else:
+            require_new(self.out)
         data = (
             load_data(settings.data, "train", root=settings.data_root),
             load_data(settings.data, "test", root=settings.data_root),
         )
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-        )
-        with Progress(*columns, console=Console(stderr=True), disable=not _first_process()) as progress:
-            task = progress.add_task(settings.model, total=None, loss=float("nan"))
-
-            def show(step: Step) -> None:
-                epoch = f"epoch {step.epoch + 1}/{settings.epochs}"
-                progress.update(
-                    task,
-                    total=step.total,
-                    completed=step.step,
-                    loss=step.loss,
-                    description=f"{settings.model} {epoch}",
-                )
-
-            try:
-                outcome = train(settings, self.out, data, certified_sums, resume=self.resume, show=show)
-            except Diverged as error:
-                print(f"lipcert: {error}", file=sys.stderr)
-                return 1
+        bar = _Bar(settings)
+        try:
+            outcome = train(settings, self.out, data, certified_sums, resume=self.resume, show=bar.show)
+        except Diverged as error:
+            print(f"lipcert: {error}", file=sys.stderr)
+            return 1
+        finally:
+            bar.progress.stop()
         if not _first_process():
             return 0
         if not outcome.complete:
             print(f"Interrupted at step {outcome.step}; saved. Resume with:")
             print(f"  lipcert train --resume --out {shlex.quote(str(self.out))}")
             return 0
-        Console().print(_table(outcome.metrics[-1], self.out), highlight=False)
+        print_outcome(outcome.metrics[-1], self.out)
         return 0
+
+
+def require_new(folder: Path) -> None:
+    """Raise ValueError unless ``folder`` can be filled without losing anything."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"--out must be a new or empty folder; got {folder}, which is not. Choose another, or, to go on with a "
+            "training, add --resume."
+        )
 
 
 def parse_train(arguments: list[str]) -> Train:
@@ -139,14 +127,40 @@ def certified_sums(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str
     return {"natural": logits.argmax(dim=1) == labels, **certified}
 
 
+class _Bar:
+    """Progress on stderr from the first step on: a run that is refused shows nothing but why."""
+
+    def __init__(self, settings: TrainConfig) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.settings = settings
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        loss = TextColumn("loss {task.fields[loss]:.3f}")
+        self.progress = Progress(*columns, loss, console=Console(stderr=True), disable=not _first_process())
+        self.task = self.progress.add_task(settings.model, loss=float("nan"))
+
+    def show(self, step: Step) -> None:
+        self.progress.start()  # once; a second call does nothing
+        epoch = f"{self.settings.model} epoch {step.epoch + 1}/{self.settings.epochs}"
+        self.progress.update(self.task, total=step.total, completed=step.step, loss=step.loss, description=epoch)
+
+
 def _first_process() -> bool:
     import os
 
     return os.environ.get("RANK", "0") == "0"
 
 
-def _table(row: dict[str, float], out: Path) -> str:
-    figures = "  ".join(
-        f"{name} {100 * row[name]:.1f} %" for name in ("natural", *(f"certified {r}" for r in RADII))
-    )
-    return f"{figures}\n{out}"
+def print_outcome(row: dict[str, float], out: Path) -> None:
+    """Natural and certified accuracy in one small table, and where the run is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Accuracy, and accuracy certified within an L2 radius (%)")
+    for name in ("natural", *RADII):
+        table.add_column(name, justify="right")
+    table.add_row(*(f"{100 * row[name]:.1f}" for name in ("natural", *(f"certified {r}" for r in RADII))))
+    console = Console()
+    console.print(table)
+    console.print(f"In real arithmetic; logits in float32. Run folder: {out}", highlight=False, soft_wrap=True)

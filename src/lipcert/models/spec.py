@@ -7,9 +7,9 @@ which T.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Method = Literal["sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "rescaled", "sn", "orthogonal"]
 
@@ -17,26 +17,41 @@ Method = Literal["sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "rescaled"
 class ModelSpec(BaseModel):
     """An architecture and a method. Unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: Method = "sll"
+    """Which layer, and which T."""
     stem: int = Field(default=1, ge=1)
     """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
     channels: int = Field(ge=1)
+    """Of the image after the stem, filled up with zeros."""
     conv_layers: int = Field(ge=0)
+    """How many convolutions."""
     conv_hidden: int = Field(default=5, ge=1)
+    """Neurons per pixel of each convolution."""
     kernel_size: int = Field(default=3, ge=1)
+    """Of the convolutions, odd."""
     pool: int = Field(default=4, ge=1)
     """Window of the scaled average pooling between convolutions and dense layers; 1 for none."""
     dense_layers: int = Field(ge=0)
+    """How many dense layers."""
     dense_hidden: int = Field(default=2048, ge=1)
+    """Neurons of each dense layer."""
     activation: str = "relu"
+    """Of the residual layers, with slope in [0, 1]."""
     num_classes: int = Field(default=10, ge=2)
+    """From the data, when trained."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
+    """Channels, height, width: from the data, when trained."""
     mean: tuple[float, ...] | None = None
     """Subtracted inside the model, per channel; None for 0.5."""
     std: tuple[float, ...] | None = None
     """Divided by inside the model, per channel: every radius is divided by 1/min(std). None for no division."""
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _one_channel(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, (int, float)) else value
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSpec:

@@ -29,6 +29,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except (RuntimeError, SafetensorError) as error:  # how torch and safetensors report a full disk
+        temporary.unlink(missing_ok=True)
+        raise OSError(
+            f"{path} could not be written ({_first_line(error)}); what was there is unchanged. Free some space."
+        ) from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

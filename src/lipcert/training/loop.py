@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from lipcert import losses
 from lipcert.data.augment import Augmentation, augmentation
 from lipcert.data.dataset import ImageData
-from lipcert.losses import OffsetCrossEntropy
+from lipcert.layers.head import NormalizedHead
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
@@ -34,7 +35,7 @@ from lipcert.training.checkpoint import (
     write_json,
     write_metrics,
 )
-from lipcert.training.config import TrainConfig, learning_rate_factor
+from lipcert.training.config import TrainConfig, learning_rate_factor, radius_factor
 
 Evaluate = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # model, inputs, labels → sums over examples
 
@@ -70,6 +71,39 @@ def spec_of(config: TrainConfig, train: ImageData) -> ModelSpec:
         "mean": tuple(round(float(m), 6) for m in train.inputs().mean(dim=(0, 2, 3))),
     }
     return model_spec(config.model, **{**fitted, **config.overrides})
+
+
+def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float], Tensor]:
+    """(network, logits, labels, progress) → loss. EMMA and the certificate see the distances of the head's rows.
+
+    The gradient also flows through those distances, as in the published losses, and EMMA's radius grows with
+    progress.
+    """
+    settings = config.loss_settings()
+    radius = settings.pop("epsilon", 108 / 255)
+    makers: dict[str, Callable[..., nn.Module]] = {
+        "offset": losses.OffsetCrossEntropy,
+        "multi-margin": losses.MultiMargin,
+        "margin-boosting": losses.MarginBoosting,
+        "logit-annealing": losses.LogitAnnealing,
+        "emma": lambda: losses.EMMA(radius),
+        "certificate": losses.CertificateRegularized,
+        "kr": losses.KR,
+        "hkr": losses.HKR,
+    }
+    made = makers[config.loss](**settings)
+
+    def loss_of(network: nn.Module, logits: Tensor, labels: Tensor, progress: float) -> Tensor:
+        if not isinstance(made, (losses.EMMA, losses.CertificateRegularized)):
+            return cast(Tensor, made(logits, labels))
+        if isinstance(made, losses.EMMA):
+            made.epsilon = radius * radius_factor(progress)
+        *_, head = network.children()
+        assert isinstance(head, NormalizedHead)  # what models.build makes
+        rows = head.unit_weight()
+        return made(logits, labels, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"))
+
+    return loss_of
 
 
 def train(
@@ -132,8 +166,9 @@ def train(
         write_metrics(folder, rows)
         save_state(folder, state)  # last: what a resumed run reads beside it is at least as new
 
-    loss_of = OffsetCrossEntropy(config.offset, config.temperature)
+    loss_of = make_loss(config)
     augment = augmentation(config.augment)
+    board = _Board(folder if config.tensorboard and main else None)
     images = training.images
     saved = began = time.monotonic()
     with _stop_signals() as stopped:
@@ -146,7 +181,7 @@ def train(
             model.train()
             with accelerator.autocast():
                 logits = model(inputs)
-            loss = loss_of(logits.float(), labels)
+            loss = loss_of(plain, logits.float(), labels, (step + 1) / total)
             value = float(accelerator.reduce(loss.detach(), "mean"))
             if not value < float("inf"):
                 raise Diverged(
@@ -169,7 +204,7 @@ def train(
                 if (epoch + 1) % config.evaluate_every == 0 or step == total:
                     row |= _evaluate(accelerator, plain, average, testing, evaluate, config)
                 rows.append(row)
-                _tensorboard(config, folder, row, main)
+                board.write(row)
             interrupted = bool(accelerator.reduce(torch.tensor(float(stopped())), "sum"))
             due = index + 1 == steps_per_epoch or time.monotonic() - saved > config.checkpoint_every
             if due or interrupted or step == total:
@@ -221,8 +256,9 @@ def _share(
     numbers = augment.draw(len(labels), generator)
     world, rank = accelerator.num_processes, accelerator.process_index
     part = slice(rank, len(labels) // world * world, world) if len(labels) >= world else slice(None)
-    inputs = augment.apply(images[part].float() / 255, numbers[part])
-    return inputs.to(accelerator.device), labels[part].to(accelerator.device)
+    inputs = augment.apply(images[part].float() / 255, numbers[part]).to(accelerator.device)
+    # Channels last: the same products, 1.4 times as fast on a CPU, and what tensor cores want.
+    return inputs.contiguous(memory_format=torch.channels_last), labels[part].to(accelerator.device)
 
 
 def _blend(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
@@ -249,7 +285,7 @@ def _evaluate(
     with torch.no_grad():
         for start in range(0, len(labels), 512):
             part = slice(start, start + 512)
-            inputs = (images[part].float() / 255).to(accelerator.device)
+            inputs = (images[part].float() / 255).to(accelerator.device, memory_format=torch.channels_last)
             for name, value in evaluate(model, inputs, labels[part].to(accelerator.device)).items():
                 sums[name] = sums.get(name, 0) + value.double().sum()
     if kept is not None:
@@ -275,11 +311,23 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _tensorboard(config: TrainConfig, folder: Path, row: dict[str, Any], main: bool) -> None:
-    if not (config.tensorboard and main):
-        return
-    from torch.utils.tensorboard import SummaryWriter
+class _Board:
+    """TensorBoard events of the rows, written by the first process if the config asks for them."""
 
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
-        for name, value in row.items():
-            writer.add_scalar(name, value, row["step"])
+    def __init__(self, folder: Path | None) -> None:
+        self.writer: Any = None
+        if folder is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ValueError(
+                    "--tensorboard needs the package tensorboard; got none installed. Run pip install "
+                    "'lipcert[tensorboard]', or read metrics.jsonl, which has the same rows."
+                ) from None
+            self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self.writer is not None:
+            for name, value in row.items():
+                self.writer.add_scalar(name, value, row["step"])
+            self.writer.flush()

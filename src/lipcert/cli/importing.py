@@ -1,0 +1,46 @@
+"""``lipcert import``: a checkpoint of the paper's own code becomes a run folder of lipcert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Import:
+    """Turn a checkpoint of the paper's code (SLL, exponential form) into a run folder."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """A model.ckpt-*.pth; no code in it is executed."""
+    out: Path
+    """The new run folder."""
+    mean: tuple[float, float, float] | None = None
+    """Subtracted from the images; by default what the paper's code subtracts for that image size and classes."""
+    data: str | None = None
+    """The data set it was trained on, noted in the folder."""
+
+    def run(self) -> int:
+        import hashlib
+
+        from lipcert.cli.train import require_new
+        from lipcert.models.published import from_published, read_published
+        from lipcert.training.checkpoint import save_weights, write_json
+
+        require_new(self.out)
+        state = read_published(self.file)
+        spec, weights = from_published(state, self.mean)
+        self.out.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(self.file.read_bytes()).hexdigest()
+        write_json(self.out / "imported.json", {"file": self.file.name, "sha256": digest, "data": self.data})
+        save_weights(self.out, weights, spec)
+        count = sum(tensor.numel() for tensor in state.values())
+        print(
+            f"{spec.conv_layers} convolutions of {spec.channels} channels, {spec.dense_layers} dense layers, "
+            f"{spec.num_classes} classes, {count / 1e6:.1f} M parameters; mean {spec.mean}\n"
+            "q of the convolutions cancels in the paper's code and was set to 1: the same function.\n"
+            f"{self.out}"
+        )
+        return 0
