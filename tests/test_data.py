@@ -1048,6 +1048,14 @@ def test_crops_and_flips_are_uniform():
     assert abs(found[:, 2].mean() - 0.5) < 5 * 0.5 / np.sqrt(count)
 
 
+def test_flip_mirrors_half_of_the_images():
+    images = torch.arange(12.0).view(1, 1, 3, 4).expand(2000, 1, 3, 4)
+    result = augmentation("flip")(images, seeded())
+    mirrored = (result == images.flip(3)).flatten(1).all(dim=1)
+    assert ((result == images).flatten(1).all(dim=1) ^ mirrored).all()
+    assert abs(mirrored.double().mean() - 0.5) < 5 * 0.5 / np.sqrt(2000)
+
+
 def slow_jitter(image, factors, order):
     """One image at a time, straight from the formulas, hue by way of HSV."""
 
@@ -1144,7 +1152,9 @@ def test_aol_turns_by_at_most_five_degrees():
 
 def test_augmentation_refuses_what_it_cannot_do():
     preset = augmentation("sll")
-    with pytest.raises(ValueError, match=r"augmentation must be one of \['aol', 'crop-flip', 'none', 'sll'\]"):
+    with pytest.raises(
+        ValueError, match=r"augmentation must be one of \['aol', 'crop-flip', 'flip', 'none', 'sll'\]"
+    ):
         augmentation("autoaugment")
     for images in (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 4, 8, 8), torch.zeros(3, 8, 8)):
         with pytest.raises(ValueError, match="expects floating images"):

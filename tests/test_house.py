@@ -134,18 +134,21 @@ def test_bad_usage_is_exit_code_2_without_a_traceback(words):
     assert not result.stdout
 
 
-def test_demo_prints_one_table_that_fits():
-    result = lipcert("demo", "--epochs", "2")
+def test_demo_prints_one_table_that_fits(tmp_path):
+    out = os.path.relpath(tmp_path / "run")
+    result = lipcert("demo", "--epochs", "2", "--out", out)
     assert result.returncode == 0, result.stderr
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80  # the last line is a path
+    assert result.stdout.splitlines()[-1].endswith(out)
     rows = [re.split(r"\s*│\s*", line.strip("│ ")) for line in result.stdout.splitlines() if line.startswith("│")]
-    assert len(rows) == 11
+    assert len(rows) == 12
     assert "\x1b" not in result.stdout
     for name, *numbers, _ in rows:
         shares = [float(number) for number in numbers]
         assert shares == sorted(shares, reverse=True), name  # natural ≥ certified, falling with the radius
-    again = lipcert("demo", "--epochs", "2")
-    strip = lambda text: re.sub(r"[0-9.]+ s", "", text)  # noqa: E731
+    again = lipcert("demo", "--epochs", "2", "--out", out)
+    assert (tmp_path / "run-2" / "model.safetensors").is_file()  # a demo never replaces a folder
+    strip = lambda text: re.sub(r"[0-9.]+ s|run-2|run", "", text)  # noqa: E731
     assert strip(again.stdout) == strip(result.stdout)  # a seed decides everything but the time
 
 

@@ -5,6 +5,7 @@ uniform random numbers, one row an image: ``draw`` makes the rows, ``apply`` is 
 among processes is augmented as it would be in one (each takes its rows), whatever its size.
 
 - ``none``: the images themselves.
+- ``flip``: a horizontal flip, for runs too short to profit from more.
 - ``crop-flip``: a crop of the original size out of the image padded by 4 reflected pixels; a horizontal flip.
 - ``sll``: crop-flip, then colour jitter (``jitter.py``) as in the paper's code, the four steps in a random order
   for each image; grey images get brightness and contrast only.
@@ -57,6 +58,11 @@ class Augmentation:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         return self.apply(images, self.draw(len(images), generator))
+
+
+def flip(images: Tensor, numbers: Tensor) -> Tensor:
+    """One number: below ½ mirrors the image."""
+    return torch.where(numbers[:, :, None, None] < 0.5, images.flip(3), images)
 
 
 def crop_flip(images: Tensor, numbers: Tensor) -> Tensor:
@@ -127,6 +133,7 @@ PRESETS = {
     preset.name: preset
     for preset in (
         Augmentation("none", 0, lambda images, numbers: images),
+        Augmentation("flip", 1, flip),
         Augmentation("crop-flip", 3, crop_flip),
         Augmentation("sll", 11, paper),
         Augmentation("aol", 8, almost_orthogonal),

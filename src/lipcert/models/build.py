@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from lipcert.layers.activation import Abs
-from lipcert.layers.affine import AffineConv2d, AffineLinear
+from lipcert.layers.affine import AffineConv2d, AffineLinear, orthogonal_start_
 from lipcert.layers.head import NormalizedHead
 from lipcert.layers.orthogonal import OrthogonalLinear
 from lipcert.layers.residual import ResidualConv2d, ResidualLinear
@@ -33,7 +34,22 @@ def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
     backbone = nn.Sequential(*_front(spec), *_convolutions(spec), *_middle(spec), *_dense(spec))
     width = spec.dense_hidden if spec.method in ("sn", "orthogonal") and spec.dense_layers else spec.features
+    if spec.init == "orthogonal":
+        _start_orthogonal(backbone)
     return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
+
+
+def _start_orthogonal(backbone: nn.Module) -> None:
+    """Orthonormal columns; a kernel has them in its middle tap, where shifted copies do not overlap."""
+    for layer in backbone.modules():
+        if isinstance(layer, ResidualLinear):
+            orthogonal_start_(layer.weight)
+        elif isinstance(layer, ResidualConv2d):
+            with torch.no_grad():
+                high, wide = (size // 2 for size in layer.kernel_size)
+                middle = torch.empty_like(layer.weight[:, :, high, wide])
+                orthogonal_start_(middle)
+                layer.weight.zero_()[:, :, high, wide] = middle
 
 
 def _front(spec: ModelSpec) -> Iterator[nn.Module]:

@@ -14,9 +14,9 @@ from typing import Any, get_args
 from lipcert.errors import one_of
 from lipcert.models.spec import Method, ModelSpec
 
-_SMALL = {"stem": 2, "channels": 32, "conv_hidden": 16}
-_SIZES: dict[str, dict[str, int]] = {
-    "nano": {**_SMALL, "conv_layers": 4, "pool": 2, "dense_layers": 3, "dense_hidden": 128},
+_SMALL: dict[str, Any] = {"stem": 2, "channels": 32, "conv_hidden": 16, "init": "orthogonal"}
+_SIZES: dict[str, dict[str, Any]] = {
+    "nano": {**_SMALL, "conv_layers": 4, "pool": 1, "dense_layers": 3, "dense_hidden": 128},
     "tiny": {**_SMALL, "conv_layers": 8, "pool": 4, "dense_layers": 5, "dense_hidden": 256},
     "small": {"channels": 45, "conv_layers": 20, "dense_layers": 7},
     "medium": {"channels": 60, "conv_layers": 30, "dense_layers": 10},

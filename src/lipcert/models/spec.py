@@ -39,6 +39,8 @@ class ModelSpec(BaseModel):
     """Neurons of each dense layer."""
     activation: str = "relu"
     """Of the residual layers, with slope in [0, 1]."""
+    init: Literal["xavier", "orthogonal"] = "xavier"
+    """Of the residual layers: the paper's, or orthonormal columns, so that T = 1 and no layer starts near x ↦ x."""
     num_classes: int = Field(default=10, ge=2)
     """From the data, when trained."""
     image_shape: tuple[int, int, int] = (3, 32, 32)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Augmentation = Literal["none", "crop-flip", "sll", "aol"]
+Augmentation = Literal["none", "flip", "crop-flip", "sll", "aol"]
 Loss = Literal[
     "offset",
     "multi-margin",
