@@ -99,7 +99,7 @@ def test_two_processes_equal_one(tmp_path):
     Weights after many steps are no law: Adam divides by the gradient's size, so where that is near zero a rounding
     error moves a weight by the whole learning rate.
     """
-    # Not the orthogonal start: its Gram is diagonal, so that the gradient of log_q there is rounding and nothing else.
+    # Not the orthogonal start: its Gram is diagonal, and the gradient of log_q there is rounding and nothing else.
     flags = [*FLAGS, "--epochs=1", "--batch-size=1400", "--overrides", "init", "xavier"]
     one = command("train", *flags, "--out", str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr

@@ -1,4 +1,4 @@
-"""``lipcert demo``: a certified convolutional network on the embedded digits, and a small dense one per choice of T.
+"""``lipcert demo``: a certified convolutional network on the embedded digits, and a dense one per choice of T.
 
 The first is ``lipcert train --model sll_nano`` with its run folder. The others are the same stack with another
 layer in it. The table says how many test digits keep their answer within each radius, whatever the perturbation.

@@ -1,0 +1,124 @@
+"""Row sums of absolute overlaps: Gershgorin's theorem with a witness, which is Collatz and Wielandt's.
+
+Columns k_a[r, u], a < n, r < R, taps u (a dense weight has one tap) overlap by
+C_ab[d] = Σ_{r,u} k_a[r, u+d] k_b[r, u]. With x > 0, T_i = Σ_j Σ_d |C_ij[d]| x_j/x_i dominates the Gram symbol at
+every frequency, so max_i T_i bounds its largest eigenvalue. Any x is a witness; a bad one is loose, never wrong.
+
+Rounding: up. The error of all overlaps of one row is g_l·Σ_j Σ_r a_ir a_jr x_j, l the terms of one overlap and
+a_ir = Σ_u |k_i[r, u]|: two products of a matrix and a vector, exact zeros where supports are disjoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lipcert.verified.rounding import ETA, Array, exponents, g, ldexp_up, scaled, up
+
+FLOOR = 2.0**-960  # below this a witness would underflow; larger entries only enlarge T
+STEPS = 60
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """|C| summed over lags, the sums |k| over taps, and what their computation may have lost."""
+
+    total: Array  # (n, n): Σ_d |C_ij[d]|, computed
+    taps: Array  # (n, R): Σ_u |k_i[r, u]|, computed
+    length: int  # terms in one overlap, at most
+    roundings: int  # on each path to one entry of ``total`` or, squared, of ``taps``
+
+
+@np.errstate(all="ignore")
+def overlaps(columns: Array) -> Overlaps:  # (n, R, h, w), entries of modulus at most 1
+    """The overlaps of all pairs of columns, over all lags."""
+    n, rows, height, width = columns.shape
+    total = np.zeros((n, n))
+    for dy in range(height):
+        for dx in range(-(width - 1) if dy else 0, width):  # half of the lags: C_ij[−d] = C_ji[d]
+            first = columns[:, :, dy:, max(dx, 0) : width + min(dx, 0)].reshape(n, -1)
+            second = columns[:, :, : height - dy, max(-dx, 0) : width - max(dx, 0)].reshape(n, -1)
+            size = np.abs(first @ second.T)
+            total += size if dy == dx == 0 else size + size.T
+    area = height * width
+    return Overlaps(total, np.abs(columns).sum(axis=(2, 3)), rows * area, 4 * area + 2 * area)
+
+
+@np.errstate(all="ignore")
+def weighted_sums_up(parts: Overlaps, x: Array, *, relative: int = 0) -> Array:  # x (n,) in (0, 1] → (n,)
+    """At least Σ_j Σ_d |C_ij[d]| x_j for columns that differ from the given ones by |Δ| ≤ g_relative|k| + 4·ETA."""
+    n, rows = parts.taps.shape
+    error = g(parts.length + 2 * relative) * (parts.taps @ (parts.taps.T @ x))
+    lost = 2.0**6 * n * parts.roundings * parts.length * ETA
+    return up(parts.total @ x + error + lost, n + rows + parts.roundings + 4)
+
+
+@np.errstate(all="ignore")
+def witness(total: Array) -> Array:  # (n, n) → (n,)
+    """A good x for max_i (total·x)_i/x_i: power iteration on a non-negative symmetric matrix, kept positive."""
+    x = np.ones(total.shape[0])
+    for _ in range(STEPS):
+        image = total @ x
+        top = float(image.max(initial=0.0))
+        if not 0 < top < np.inf:
+            return np.ones(total.shape[0])
+        x = np.maximum(image / top, 2.0**-40)
+    return x
+
+
+@np.errstate(all="ignore")
+def largest_up(parts: Overlaps, *, relative: int) -> float:
+    """At least sup λmax of the Gram symbol, with a witness found here."""
+    x = witness(parts.total)
+    return float(up(weighted_sums_up(parts, x, relative=relative) / x, 1).max(initial=0.0))
+
+
+@np.errstate(all="ignore")
+def split_row_sums(
+    columns: Array, tops: npt.NDArray[np.int64], q: Array
+) -> tuple[Array, npt.NDArray[np.int64]]:  # (n, R, h, w), (n,), (n,) → (n,), (n,)
+    """t, e with t_i·2^e_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i for the columns 2^tops·columns; zero columns have t = 0.
+
+    ``columns`` are scaled so that the largest modulus of each is in [½, 1), or 0. Exponents stay integers: no row
+    sum overflows before the caller puts t and e together.
+    """
+    alive = columns.any(axis=(1, 2, 3))
+    if not alive.any():
+        return np.zeros(len(q)), np.zeros(len(q), np.int64)
+    powers = exponents(q)
+    mantissas = scaled(q, powers)
+    shift = tops + powers
+    most = int(shift[alive].max())
+    x = np.where(alive, np.maximum(scaled(mantissas, most - shift), FLOOR), FLOOR)
+    sums = weighted_sums_up(overlaps(columns), x)
+    return np.where(alive, up(sums / mantissas, 1), 0.0), tops + most - powers
+
+
+def row_sums(columns: Array, tops: npt.NDArray[np.int64], q: Array) -> Array:
+    """T_i of ``split_row_sums`` as float64, rounded up."""
+    values, powers = split_row_sums(columns, tops, q)
+    return ldexp_up(values, powers)
+
+
+@np.errstate(all="ignore")
+def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (n, R), entries in [0, 2⁴⁰]
+    """At least ‖S‖₂ for every S with 0 ≤ S ≤ (1 + g_roundings)(matrix + 2⁶⁰·ETA) entry by entry; 0 if matrix = 0.
+
+    ‖S‖² is the spectral radius of SᵀS, at most max_k (SᵀSx)_k/x_k for any x > 0 (Collatz, Wielandt). The largest
+    entry is 0 or not small: callers scale it, so a zero matrix means S = 0.
+    """
+    if not matrix.any():
+        return 0.0
+    n, rows = matrix.shape
+    x = np.ones(rows)
+    for _ in range(STEPS):
+        image = matrix.T @ (matrix @ x)
+        top = float(image.max(initial=0.0))
+        if not 0 < top < np.inf:
+            break
+        x = np.maximum(image / top, 2.0**-40)
+    lost = 2.0**200 * (n + 1) * (rows + 1) * ETA
+    ratios = (matrix.T @ (matrix @ x) + lost) / x
+    return up(float(np.sqrt(ratios.max(initial=0.0))), n + rows + 2 * roundings + 8)
