@@ -156,7 +156,8 @@ def test_a_validation_split_leaves_the_test_set_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"precision": "bf16"}, {"clip_norm": 0.1}, {"augment": "crop-flip"}, {"ema": None}]
+    "changes",
+    [{"precision": "bf16"}, {"clip_norm": 0.1}, {"augment": "flip"}, {"ema": None}, {"schedule": "linear"}],
 )
 def test_options_run_and_matter(tmp_path, changes):
     run(tmp_path / "plain", epochs=1)
@@ -257,6 +258,8 @@ def test_schedule_is_piecewise_triangular():
     expected = {0.0: 0.0, 0.2: 0.5, 0.4: 1.0, 0.6: 0.525, 0.8: 0.05, 0.9: 0.025, 1.0: 0.0}
     for progress, factor in expected.items():
         assert learning_rate_factor(progress) == pytest.approx(factor, abs=1e-12)
+    for progress, factor in {0.0: 0.0, 0.05: 0.5, 0.1: 1.0, 0.55: 0.5, 1.0: 0.0}.items():
+        assert learning_rate_factor(progress, "linear") == pytest.approx(factor, abs=1e-12)
 
 
 def refused(*words):

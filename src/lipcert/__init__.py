@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert import losses as losses
     from lipcert.algebra import bounds as bounds
+    from lipcert.certification.certify import CertificationResult as CertificationResult
+    from lipcert.certification.certify import certify as certify
+    from lipcert.certification.certify import output_interval as output_interval
+    from lipcert.certification.filtered import FilteredClassifier as FilteredClassifier
     from lipcert.certification.radius import certified_radii as certified_radii
     from lipcert.data.registry import load_data as load_data
     from lipcert.errors import NotCertified as NotCertified
+    from lipcert.frozen import freeze as freeze
     from lipcert.layers.activation import Abs as Abs
     from lipcert.layers.activation import GroupSort as GroupSort
     from lipcert.layers.activation import Householder as Householder
@@ -40,10 +45,23 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.models.build import create_model as create_model
     from lipcert.models.presets import list_models as list_models
     from lipcert.models.presets import register_model as register_model
+    from lipcert.proofs.audit import AuditReport as AuditReport
+    from lipcert.proofs.audit import audit as audit
+    from lipcert.proofs.rules import register_rule as register_rule
+    from lipcert.training.checkpoint import load_model as load_model
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "freeze": "frozen",
+    "audit": "proofs.audit",
+    "AuditReport": "proofs.audit",
+    "register_rule": "proofs.rules",
+    "certify": "certification.certify",
+    "CertificationResult": "certification.certify",
+    "output_interval": "certification.certify",
+    "FilteredClassifier": "certification.filtered",
+    "load_model": "training.checkpoint",
     "certified_radii": "certification.radius",
     "NotCertified": "errors",
     "load_data": "data.registry",

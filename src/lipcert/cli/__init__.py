@@ -9,6 +9,9 @@ def main() -> None:
     """``lipcert COMMAND``: 0 the claim holds, 1 it does not, 2 bad usage or bad input."""
     import tyro
 
+    from lipcert.cli.audit import Audit
+    from lipcert.cli.certify import Certify
+    from lipcert.cli.check import Check
     from lipcert.cli.data import Data
     from lipcert.cli.demo import Demo
     from lipcert.cli.importing import Import
@@ -24,7 +27,16 @@ def main() -> None:
         if sys.argv[1:2] == ["train"]:  # its defaults may come from a file
             sys.exit(parse_train(sys.argv[2:]).run())
         command = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo, "train": Train, "data": Data, "models": Models, "import": Import},
+            {
+                "demo": Demo,
+                "train": Train,
+                "certify": Certify,
+                "audit": Audit,
+                "check": Check,
+                "data": Data,
+                "models": Models,
+                "import": Import,
+            },
             prog="lipcert",
             description="Certified 1-Lipschitz neural networks: build them, train them, prove them.",
         )

@@ -14,10 +14,27 @@ from typing import Any, get_args
 from lipcert.errors import one_of
 from lipcert.models.spec import Method, ModelSpec
 
-_SMALL: dict[str, Any] = {"stem": 2, "channels": 32, "conv_hidden": 16, "init": "orthogonal"}
 _SIZES: dict[str, dict[str, Any]] = {
-    "nano": {**_SMALL, "conv_layers": 4, "pool": 1, "dense_layers": 3, "dense_hidden": 128},
-    "tiny": {**_SMALL, "conv_layers": 8, "pool": 4, "dense_layers": 5, "dense_hidden": 256},
+    "nano": {
+        "stem": 2,
+        "channels": 32,
+        "conv_layers": 4,
+        "conv_hidden": 16,
+        "pool": 1,
+        "dense_layers": 3,
+        "dense_hidden": 128,
+        "init": "orthogonal",
+    },
+    "tiny": {
+        "stem": 4,
+        "channels": 64,
+        "conv_layers": 6,
+        "conv_hidden": 32,
+        "pool": 2,
+        "dense_layers": 5,
+        "dense_hidden": 512,
+        "init": "orthogonal",
+    },
     "small": {"channels": 45, "conv_layers": 20, "dense_layers": 7},
     "medium": {"channels": 60, "conv_layers": 30, "dense_layers": 10},
     "large": {"channels": 90, "conv_layers": 50, "dense_layers": 10},

@@ -72,24 +72,39 @@ def load_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(path: str | Path) -> nn.Sequential:
-    """The network of a run folder or of a ``model.safetensors``, in evaluation mode."""
-    path = Path(path)
-    file = path / "model.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"expected a run folder or a model.safetensors; got {path}. Train one: lipcert train.")
+def load_spec(path: str | Path) -> ModelSpec:
+    """The architecture of a run folder or of a ``model.safetensors``."""
+    file = _weights_file(Path(path))
     try:
         with safe_open(file, framework="pt") as archive:
             header = json.loads((archive.metadata() or {}).get("lipcert", "{}"))
         if header.get("format") != 1:
             raise ValueError(f"{file} must be a model of lipcert; got a file without its header. Train one.")
-        model = build(ModelSpec(**header["spec"]))
-        model.load_state_dict(load_file(file))
+        return ModelSpec(**header["spec"])
     except (SafetensorError, OSError, RuntimeError, KeyError) as error:
-        raise ValueError(
-            f"{file} must be an undamaged model of lipcert; got {_first_line(error)}. Train again."
-        ) from None
+        raise _damaged(file, error) from None
+
+
+def load_model(path: str | Path) -> nn.Sequential:
+    """The network of a run folder or of a ``model.safetensors``, in evaluation mode."""
+    file, spec = _weights_file(Path(path)), load_spec(path)
+    try:
+        model = build(spec)
+        model.load_state_dict(load_file(file))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise _damaged(file, error) from None
     return model.eval()
+
+
+def _weights_file(path: Path) -> Path:
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"expected a run folder or a model.safetensors; got {path}. Train one: lipcert train.")
+    return file
+
+
+def _damaged(file: Path, error: Exception) -> ValueError:
+    return ValueError(f"{file} must be an undamaged model of lipcert; got {_first_line(error)}. Train again.")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -177,7 +177,8 @@ def train(
             batch = _order(config.seed, epoch, len(images))[index * config.batch_size :][: config.batch_size]
             inputs, labels = _share(config, augment, accelerator, images[batch], training.labels[batch], step)
             for group in optimiser.param_groups:
-                group["lr"] = config.learning_rate * learning_rate_factor((step + 1) / total)
+                factor = learning_rate_factor((step + 1) / total, config.schedule)
+                group["lr"] = config.learning_rate * factor
             model.train()
             with accelerator.autocast():
                 logits = model(inputs)

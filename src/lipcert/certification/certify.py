@@ -1,0 +1,246 @@
+"""``certify``: for each input a radius within which the answer cannot change, in the arithmetic that runs.
+
+The network is evaluated in float64, by matrix products, with a bound of the rounding error at *every* point of the
+ball carried along (docs/certificate.md): Z_k = ‖ẑ_k‖ + L·R + 2·err_k bounds what is computed anywhere in the ball
+of radius R, and err_{k+1} = L_k·err_k + e_k(Z_k). The radius is the smallest (f_y − f_j − 4E_yj)/(L·K_yj) over
+all rivals.
+
+Rounding: norms and errors up, margins and radii down. Ties, NaN and infinities give radius 0. "real" arithmetic
+leaves the error terms out and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.errors import NotCertified
+from lipcert.proofs.audit import Chain, chain
+from lipcert.proofs.operation import ROUND, array
+from lipcert.verified.rounding import U64, g, norm_up
+
+Arithmetic = Literal["float64", "real"]
+RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)
+DOWN = 1 - 2.0**-40
+
+
+@dataclass(frozen=True)
+class CertificationResult:
+    """Radii of the examples, and what they rest on."""
+
+    radii: Tensor  # (N,) float64; 0 where the answer is wrong or nothing is certified
+    correct: Tensor  # (N,) bool
+    predictions: Tensor  # (N,)
+    labels: Tensor  # (N,)
+    lipschitz: float  # of the backbone, or of the whole map without a last linear layer
+    arithmetic: str
+    assumed: tuple[str, ...] = ()  # layers whose constant is a user's word
+    errors: Tensor | None = None  # (N,) float64: the largest rounding term 4E of each example
+
+    @property
+    def natural_accuracy(self) -> float:
+        return float(self.correct.double().mean())
+
+    def certified_accuracy(self, radius: float) -> float:
+        """The share of examples that are right and stay so for every perturbation of norm at most ``radius``."""
+        if not radius >= 0:
+            raise ValueError(f"radius must be at least 0; got {radius!r}. Pass a number such as 36/255.")
+        return float((self.radii > radius).double().mean())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per example."""
+        for index in range(len(self.radii)):
+            yield {
+                "index": index,
+                "label": int(self.labels[index]),
+                "prediction": int(self.predictions[index]),
+                "radius": float(self.radii[index]),
+            }
+
+
+@torch.no_grad()
+def certify(
+    model: nn.Module | Chain,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    arithmetic: Arithmetic = "float64",
+    batch_size: int = 64,
+    show: Callable[[int, int], object] = lambda done, total: None,
+) -> CertificationResult:
+    """Certified radii of ``images`` (N, …), floating, for integer ``labels`` (N,).
+
+    Args:
+        model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
+        arithmetic: "float64", the claim includes the rounding of a float64 evaluation anywhere in the ball; or
+            "real", for the exact function alone (wider: also where no rounding bound is known).
+        show: called with (examples done, all) as it goes.
+
+    Raises:
+        NotCertified: where the network has a layer that cannot be proved, naming it.
+    """
+    if arithmetic not in ("float64", "real"):
+        raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
+    if not images.is_floating_point() or labels.is_floating_point() or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"expected floating images (N, …) and integer labels (N,); got {images.dtype} {tuple(images.shape)} "
+            f"and {labels.dtype} {tuple(labels.shape)}. Pass data.inputs() and data.labels."
+        )
+    links = model if isinstance(model, Chain) else chain(model, tuple(images.shape[1:]))
+    require_provable(links)
+    classes = max(2, links.parts[-1].shape[0])
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(
+            f"labels must lie from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
+            "Number the classes from 0."
+        )
+    radii: list[Tensor] = []
+    guesses: list[Tensor] = []
+    errors: list[Tensor] = []
+    for start in range(0, len(images), batch_size):
+        part = slice(start, start + batch_size)
+        one = _certify_batch(links, images[part].double().cpu(), labels[part].cpu().long(), arithmetic)
+        for kept, value in zip((radii, guesses, errors), one, strict=True):
+            kept.append(value)
+        show(min(start + batch_size, len(images)), len(images))
+    empty = torch.zeros(0)
+    joined = [torch.cat(values) if values else empty for values in (radii, guesses, errors)]
+    predictions = joined[1].long()
+    return CertificationResult(
+        joined[0].double(),
+        predictions == labels.cpu(),
+        predictions,
+        labels.cpu().long(),
+        links.backbone,
+        arithmetic,
+        tuple(n for n, p in zip(links.names, links.parts, strict=True) if p.assumed),
+        joined[2].double(),
+    )
+
+
+def require_provable(links: Chain) -> None:
+    """Raise ``NotCertified`` unless every layer has a finite constant and the output is a vector of logits."""
+    for name, part in zip(links.names, links.parts, strict=True):
+        if not math.isfinite(part.lipschitz):
+            raise NotCertified(
+                f"every layer needs a proved constant; got none for {name} ({part.op}): {part.method}. "
+                "Run audit to see it, and repair or replace the layer."
+            )
+    if len(links.parts[-1].shape) != 1:
+        raise NotCertified(
+            f"the network must end in a vector of logits; got outputs of shape {links.parts[-1].shape}. Add "
+            "Flatten."
+        )
+
+
+def walk(links: Chain, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output, and ‖ẑ_k‖ of the input of every operation, rounded up."""
+    sizes = []
+    for part in links.parts:
+        sizes.append(x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)))
+        x = part.forward(x)
+    return x, sizes
+
+
+def errors_along(links: Chain, sizes: list[Tensor], radius: Tensor, u: float) -> tuple[Tensor, Tensor]:
+    """(err, Z) at the last operation: bounds for every point of the ball, for its input if it is a head.
+
+    Without a head err is that of the output.
+    """
+    err, moved, norms = torch.zeros_like(radius), radius * ROUND, radius
+    for index, (part, size) in enumerate(zip(links.parts, sizes, strict=True)):
+        norms = (size + moved + 2 * err) * ROUND
+        if index + 1 == len(links.parts) and links.headed:
+            break
+        err = (part.lipschitz * err + part.error_bound(norms, u)) * ROUND
+        moved = moved * part.lipschitz * ROUND
+    return err, norms
+
+
+def logit_errors(links: Chain, norms: Tensor, u: float) -> Tensor:  # (N,) → (N, C)
+    """What the last products w_j·z + b_j may lose by rounding; 0 without a head."""
+    classes = links.parts[-1].shape[0]
+    if not links.headed:
+        return torch.zeros(len(norms), classes, dtype=torch.float64)
+    weight, bias = head_tensors(links)
+    known = math.isfinite(float(links.parts[-1].error_bound(torch.ones(1, dtype=torch.float64), u)))
+    rows = torch.from_numpy(norm_up(array(weight), axis=1))
+    factor = g(weight.shape[1] + 1, u) if known else math.inf
+    return factor * (rows * norms[:, None] + bias.abs()) * ROUND
+
+
+def head_tensors(links: Chain) -> tuple[Tensor, Tensor]:
+    fields = links.parts[-1].fields
+    assert fields is not None  # a linear map of vectors always has them
+    weight = fields["weight"].double().cpu()
+    return weight, torch.zeros(len(weight)).double() if fields["bias"] is None else fields["bias"].double().cpu()
+
+
+def _certify_batch(
+    links: Chain, x: Tensor, labels: Tensor, arithmetic: Arithmetic
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits, sizes = walk(links, x)
+    margins, distances = rivals_of(links, logits, labels)
+    constants = (distances * (links.backbone * ROUND)).clamp_min(2.0**-1000)
+    naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0, 0.0, 0.0).clamp_min(0.0)
+    if arithmetic == "float64":
+        err, norms = errors_along(links, sizes, naive, U64)  # R = naive: at least the radius
+        terms = error_terms(links, err, norms, distances, labels, U64)
+    else:
+        terms = torch.zeros_like(margins)
+    quotients = (margins * DOWN - 4 * terms) * DOWN / constants * DOWN
+    radii = torch.nan_to_num(quotients.amin(dim=1), 0.0, 0.0, 0.0).clamp_min(0.0)
+    predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+    usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
+    return torch.where(usable, radii, 0.0), predictions, 4 * terms.amax(dim=1)
+
+
+def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """f_y − f_j and ‖w_y − w_j‖ of all rivals j ≠ y, (N, C − 1); with one output ±f and ‖w‖, (N, 1)."""
+    distances, classes = torch.from_numpy(links.distances()), logits.shape[1]
+    if classes == 1:
+        return torch.where(labels == 1, 1.0, -1.0).double()[:, None] * logits, distances.expand(len(labels), 1)
+    others = labels[:, None] != torch.arange(classes)
+    shape = (len(labels), classes - 1)
+    margins = logits.gather(1, labels[:, None]) - logits
+    return margins[others].view(shape), distances[labels][others].view(shape)
+
+
+def error_terms(links: Chain, err: Tensor, norms: Tensor, distances: Tensor, labels: Tensor, u: float) -> Tensor:
+    """E_yj: how far the computed f_y − f_j is from the exact one, for every rival; with one output, f itself."""
+    each = logit_errors(links, norms, u)
+    classes = each.shape[1]
+    if classes == 1:
+        return (distances * err[:, None] + each) * ROUND
+    others = labels[:, None] != torch.arange(classes)
+    rounded = each.gather(1, labels[:, None]) + each[others].view(len(labels), classes - 1)
+    return (distances * err[:, None] + rounded) * ROUND
+
+
+def output_interval(
+    model: nn.Module | Chain, inputs: Tensor, radius: float
+) -> tuple[Tensor, Tensor]:  # (N, …) → (N, outputs), twice
+    """Bounds of every output over all points within ``radius`` of each input: regression with a guarantee.
+
+    They hold in real arithmetic and for a float64 evaluation anywhere in the ball.
+    """
+    if not 0 <= radius < math.inf:
+        raise ValueError(f"radius must be finite and at least 0; got {radius!r}. Pass the size of the ball.")
+    links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
+    require_provable(links)
+    with torch.no_grad():
+        outputs, sizes = walk(links, inputs.detach().double().cpu())
+        err, norms = errors_along(links, sizes, torch.full((len(inputs),), float(radius)).double(), U64)
+        if links.headed:
+            rows = torch.from_numpy(norm_up(array(head_tensors(links)[0]), axis=1))
+        else:
+            rows = torch.ones(outputs.shape[1], dtype=torch.float64)
+        reach = rows * (links.backbone * radius * ROUND + 2 * err[:, None]) * ROUND
+        slack = (reach + 2 * logit_errors(links, norms, U64)) * ROUND
+        low, high = outputs - slack, outputs + slack
+        return low - low.abs() * 2.0**-50, high + high.abs() * 2.0**-50

@@ -1,0 +1,28 @@
+"""``lipcert audit RUN``: what is proved of a network, layer by layer, with a lower bound beside every upper one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Prove the constant of every layer of a network, or say which one has no proof. Exit 1 if one is refuted."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
+    """A run folder, or its model.safetensors."""
+
+    def run(self) -> int:
+        from lipcert.frozen import freeze
+        from lipcert.proofs.audit import audit
+        from lipcert.training.checkpoint import load_model, load_spec, write_json
+
+        report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
+        print(report)
+        if self.run_folder.is_dir():
+            write_json(self.run_folder / "audit.json", report.to_json())
+        return 0 if report.ok else 1

@@ -1,0 +1,128 @@
+"""``lipcert certify RUN``: freeze, prove, certify the test images, write the certificate and its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from lipcert.certification.certify import CertificationResult
+    from lipcert.data.dataset import ImageData
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Certify a trained network on its test images: radii that hold in float64, and a certificate to check."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
+    """A run folder of lipcert train or lipcert import."""
+    data: str | None = None
+    """A data set or path; by default the one the run was trained on."""
+    data_root: Path | None = None
+    """Where prepared data live."""
+    examples: int | None = None
+    """Only the first so many test images."""
+    eps: tuple[str, ...] = ("36/255", "72/255", "108/255", "0.5", "1")
+    """Radii of the table, as numbers or fractions."""
+    batch_size: int = 64
+    """Images at a time; changes nothing but memory and speed."""
+
+    def run(self) -> int:
+        import json
+
+        from lipcert.certification.certificate import as_inputs, write_certificate
+        from lipcert.certification.certify import certify
+        from lipcert.errors import positive_int
+        from lipcert.frozen import freeze
+        from lipcert.proofs.audit import chain
+        from lipcert.training.checkpoint import load_model, write_atomically
+
+        radii = {text: fraction(text) for text in self.eps}
+        positive_int("batch_size", self.batch_size)
+        if self.examples is not None:
+            positive_int("examples", self.examples)
+        images = test_images(self.run_folder, self.data, self.data_root)
+        if self.examples is not None:
+            images = images.take(slice(0, self.examples), split="test")
+        frozen = freeze(load_model(self.run_folder))
+        links = chain(frozen, tuple(images.images.shape[1:]))
+        with progress_bar("certifying") as show:
+            result = certify(links, as_inputs(images.images), images.labels, batch_size=self.batch_size, show=show)
+        about = f"{images.name} {images.split}"
+        write_certificate(self.run_folder, links, frozen, images.images, result, about=about)
+        rows = "".join(json.dumps(row) + "\n" for row in result.rows())
+        write_atomically(self.run_folder / "certified.jsonl", lambda path: path.write_text(rows, encoding="utf-8"))
+        print_result(result, radii, self.run_folder, about)
+        return 0
+
+
+def fraction(text: str) -> float:
+    """36/255 or 0.5 as a number."""
+    from fractions import Fraction
+
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"--eps must be numbers or fractions such as 36/255; got {text!r}. Correct it.") from None
+    if not value >= 0:
+        raise ValueError(f"--eps must be at least 0; got {text!r}. Correct it.")
+    return value
+
+
+def test_images(run: Path, data: str | None, root: Path | None) -> ImageData:
+    """The test images a run is about: those of its config, unless others are named."""
+    import json
+
+    from lipcert.data.registry import load_data
+
+    if data is None:
+        for name in ("config.json", "imported.json"):
+            if (run / name).is_file():
+                stored = json.loads((run / name).read_text(encoding="utf-8"))
+                data = stored.get("data")
+                root = root if root is not None else stored.get("data_root")
+                break
+    if data is None:
+        raise ValueError(f"the data set must be known; got a run in {run} that does not say. Pass --data NAME.")
+    return load_data(data, "test", root=root)
+
+
+def progress_bar(title: str):  # type: ignore[no-untyped-def]
+    """A context that gives ``show(done, total)``; on stderr, gone when finished."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    @contextmanager
+    def bar():  # type: ignore[no-untyped-def]
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(title, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    return bar()
+
+
+def print_result(result: CertificationResult, radii: dict[str, float], out: Path, about: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{about}: accuracy, and accuracy certified within an L2 radius (%)")
+    for column in ("natural", *radii):
+        table.add_column(column, justify="right")
+    shares = [result.natural_accuracy, *(result.certified_accuracy(value) for value in radii.values())]
+    table.add_row(*(f"{100 * share:.1f}" for share in shares))
+    console = Console()
+    console.print(table)
+    worst = 0.0 if result.errors is None or not len(result.errors) else float(result.errors.max())
+    console.print(
+        f"{len(result.radii):,} images; proved for the stored numbers, in real and in float64 arithmetic.\n"
+        f"L of the backbone at most {result.lipschitz:.9f}; rounding took at most {worst:.1e} of a margin.\n"
+        f"Check it: lipcert check {out / 'certificate.json'}",
+        highlight=False,
+        soft_wrap=True,
+    )

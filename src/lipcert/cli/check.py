@@ -1,0 +1,23 @@
+"""``lipcert check CERTIFICATE``: the independent checker of ``lipcert/check.py``, as a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Check:
+    """Verify a certificate with the independent checker: hashes, layers, claims and probe. Exit 1 if refuted."""
+
+    certificate: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CERTIFICATE")]
+    """A certificate.json with its two tensor files beside it, or a run folder that holds them."""
+
+    def run(self) -> int:
+        from lipcert.check import main
+
+        path = self.certificate / "certificate.json" if self.certificate.is_dir() else self.certificate
+        return main([str(path)])

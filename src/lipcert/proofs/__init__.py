@@ -1,0 +1,1 @@
+"""Proofs about what is stored: module → operation with a verified constant, its rounding, lower bounds, audit."""

@@ -1,0 +1,194 @@
+"""``audit``: what is proved about a network, layer by layer and end to end, a lower bound beside every upper one.
+
+Verdicts: PROVED, with the method and L; REFUTED, with two points that contradict the constant a layer promises;
+ASSUMED, a user's rule; UNKNOWN, where nothing finite could be proved. Constants multiply, rounded up. The whole
+map, the backbone before a last linear map and the differences of logits have constants of their own: the first is
+not what a radius needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lipcert.errors import NotCertified
+from lipcert.proofs.lower import Stretch, stretch_estimate
+from lipcert.proofs.operation import Operation, Shape, array
+from lipcert.proofs.rules import operations
+from lipcert.verified.rounding import norm_up, up
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """One layer: lower ≤ L ≤ upper."""
+
+    name: str
+    op: str
+    verdict: str
+    lower: float
+    upper: float
+    method: str
+    witness: Stretch | None = None  # two points, where REFUTED
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What is proved of a network; ``str()`` is a table."""
+
+    layers: tuple[LayerAudit, ...]
+    lipschitz: float  # of the whole map
+    backbone: float  # of what comes before the last linear map
+    pairwise: Tensor | None  # (C, C) float64: of the differences of logits; None where nothing is proved
+    lower: float  # of the whole map, by two points
+
+    @property
+    def ok(self) -> bool:
+        """Every layer PROVED or ASSUMED."""
+        return all(layer.verdict in ("PROVED", "ASSUMED") for layer in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {k: getattr(layer, k) for k in ("name", "op", "verdict", "lower", "upper", "method")}
+            for layer in self.layers
+        ]
+        pairwise = None if self.pairwise is None else float(self.pairwise.max())
+        return {
+            "ok": self.ok,
+            "lipschitz": self.lipschitz,
+            "backbone": self.backbone,
+            "largest_pairwise": pairwise,
+            "lower": self.lower,
+            "layers": rows,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':<10} {'operation':<16} {'verdict':<8} {'lower':>9} {'upper':>11}  method"]
+        lines += [
+            f"{layer.name[:10]:<10} {layer.op[:16]:<16} {layer.verdict:<8} "
+            f"{layer.lower:>9.6f} {layer.upper:>11.9f}  {layer.method}"
+            for layer in self.layers
+        ]
+        widest = "nothing" if self.pairwise is None else f"{float(self.pairwise.max()):.9f}"
+        lines += [
+            "",
+            f"whole map   {self.lower:.6f} ≤ L ≤ {self.lipschitz:.9f}",
+            f"backbone    L ≤ {self.backbone:.9f}  (before the last linear map)",
+            f"logit pairs L ≤ {widest}  (largest; this is what a radius is divided by)",
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The operations of a network and the constants that follow: what ``certify`` works with."""
+
+    names: tuple[str, ...]
+    parts: tuple[Operation, ...]
+    input_shape: Shape
+
+    @property
+    def headed(self) -> bool:
+        """Whether the last operation is a plain linear map to the logits."""
+        return self.parts[-1].op == "linear" and len(self.parts[-1].shape) == 1
+
+    @property
+    def lipschitz(self) -> float:
+        return product(self.parts)
+
+    @property
+    def backbone(self) -> float:
+        return product(self.parts[:-1]) if self.headed else self.lipschitz
+
+    def pairwise(self) -> Tensor | None:  # (C, C) float64
+        """Constants of f_i − f_j from the input on, rounded up; with one output, (1, 1): that of f itself."""
+        if not math.isfinite(self.backbone) or len(self.parts[-1].shape) != 1:
+            return None
+        return torch.from_numpy(self.distances() * self.backbone * (1 + 2.0**-50))
+
+    def distances(self) -> Any:  # (C, C) float64
+        """‖w_i − w_j‖ of the last rows, rounded up; √2 without a head. With one output, ‖w‖ or 1."""
+        classes = self.parts[-1].shape[0]
+        if not self.headed:
+            return np.full((classes, classes), 1.0 if classes == 1 else up(math.sqrt(2.0), 1))
+        fields = self.parts[-1].fields
+        assert fields is not None
+        rows = array(fields["weight"]).astype(np.float64)
+        if classes == 1:
+            return norm_up(rows, axis=1)[:, None]
+        return np.stack([norm_up(row - rows, axis=1) for row in rows]) * (1 + 2.0**-50)
+
+
+def product(parts: tuple[Operation, ...]) -> float:
+    total = 1.0
+    for part in parts:
+        if part.lipschitz != 1.0:
+            total = math.nextafter(total * part.lipschitz, math.inf)
+    return total
+
+
+def chain(
+    model: nn.Module, input_shape: Shape, *, dtype: torch.dtype = torch.float64, block: int | None = None
+) -> Chain:
+    """The operations of a network for inputs of that shape; ``NotCertified`` names a module without a rule.
+
+    They run in ``dtype``, with sums in blocks of ``block`` terms if that is given.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
+    named = operations(model, tuple(input_shape), dtype, block)
+    if not named:
+        raise NotCertified("the network has no layers; got an empty Sequential. Pass a network.")
+    return Chain(tuple(n for n, _ in named), tuple(o for _, o in named), tuple(input_shape))
+
+
+def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> AuditReport:
+    """Prove what can be proved about ``model``; a training network is frozen first.
+
+    Args:
+        inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
+        samples: how many examples are used.
+    """
+    points = inputs[:samples] if isinstance(inputs, Tensor) else _random(inputs, samples)
+    links = chain(model, tuple(points.shape[1:]))
+    found, x = [], points.detach().double().cpu()
+    with torch.no_grad():
+        for name, part in zip(links.names, links.parts, strict=True):
+            found.append(_audit_layer(name, part, x))
+            x = part.forward(x)
+    whole = stretch_estimate(_composed(links), points.detach().double().cpu())
+    return AuditReport(tuple(found), links.lipschitz, links.backbone, links.pairwise(), whole.ratio)
+
+
+def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:
+    usable = torch.isfinite(x).flatten(1).all(dim=1)
+    stretch = stretch_estimate(part.forward, x[usable]) if bool(usable.any()) else Stretch(0.0, x[:0], x[:0])
+    verdict = "ASSUMED" if part.assumed else "PROVED" if part.proved else "UNKNOWN"
+    refuted = part.claim is not None and stretch.ratio > part.claim
+    return LayerAudit(
+        name,
+        part.op,
+        "REFUTED" if refuted else verdict,
+        stretch.ratio,
+        part.lipschitz,
+        part.method,
+        stretch if refuted else None,
+    )
+
+
+def _composed(links: Chain) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        for part in links.parts:
+            x = part.forward(x)
+        return x
+
+    return forward
+
+
+def _random(shape: Shape, samples: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(samples, *shape, generator=generator, dtype=torch.float64)

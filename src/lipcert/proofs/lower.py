@@ -1,0 +1,57 @@
+"""Lower bounds: two points whose images are further apart than the points. Evidence beside every upper bound.
+
+Power iteration on JᵀJ at some points finds the direction v that a piece of the network stretches most; the quotient
+‖f(x + hv) − f(x)‖/h is then a lower bound of the constant by definition, whatever the iteration did.
+
+Rounding: computed in float64; the quotient is divided by 1 + 2⁻²⁰, which covers its rounding for the h used, so a
+lower bound above a claim refutes the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+STEP = 2.0**-10  # of h: long enough for rounding, short enough to stay in a linear piece
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """‖f(second) − f(first)‖ ≥ ratio·‖second − first‖."""
+
+    ratio: float
+    first: Tensor
+    second: Tensor
+
+
+def stretch_estimate(
+    function: Function, points: Tensor, *, iterations: int = 10
+) -> Stretch:  # points (N, …), float64
+    """The largest quotient that power iteration finds from these points, all of them at once."""
+    x = points.detach().double()
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    for _ in range(iterations):
+        v = v / norms(v).clamp_min(1e-300)
+        with torch.enable_grad():
+            base = x.clone().requires_grad_()
+            value = function(base)
+            image = function(x + STEP * v).detach() - value.detach()
+            (back,) = torch.autograd.grad(value, base, image / STEP)
+        v = torch.where(torch.isfinite(back), back, 0.0)
+    v = v / norms(v).clamp_min(1e-300)
+    with torch.no_grad():
+        second = x + STEP * v
+        moved = norms(function(second) - function(x)).flatten()
+        ratios = torch.nan_to_num(moved / norms(second - x).flatten().clamp_min(1e-300), 0.0, 0.0, 0.0)
+    best = int(ratios.argmax())
+    return Stretch(float(ratios[best]) / (1 + 2.0**-20), x[best], second[best])
+
+
+def norms(x: Tensor) -> Tensor:
+    """‖x‖ of each example, shaped to divide it."""
+    return x.flatten(1).norm(dim=1).view(-1, *[1] * (x.ndim - 1))

@@ -1,0 +1,324 @@
+"""One step of a network as the proof sees it: its function, its verified constant, its rounding error.
+
+``error(Z, u)`` bounds ‖computed − exact‖ for *every* input of norm at most Z, in arithmetic of unit roundoff u with
+sums in any order, fused or not (docs/certificate.md has the table, docs/rounding.md the proofs). Functions here
+multiply matrices: convolutions are im2col and one product, so that their sums are classical.
+
+Rounding: up. ``ROUND`` covers the roundings of evaluating the bounds themselves, ``UNDERFLOW`` those below 2⁻¹⁰²².
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lipcert.layers.convolution import pad_circular, unpad_circular
+from lipcert.verified import convolution, dense
+from lipcert.verified.rounding import U32, U64, g, norm_up
+
+Shape = tuple[int, ...]
+ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵³ to evaluate
+UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-60}  # of one operation whose tensors stay below LARGEST
+LARGEST = {U64: 2.0**200, U32: 2.0**40}
+Error = Callable[[Tensor, float], Tensor]
+
+
+def no_error(norms: Tensor, u: float) -> Tensor:
+    """Moves, comparisons and signs are exact."""
+    return torch.zeros_like(norms)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A map with a proved constant. ``lipschitz`` = ∞ means that nothing was proved, and ``method`` says why."""
+
+    op: str
+    shape: Shape  # of the output, without the batch
+    lipschitz: float
+    method: str
+    forward: Callable[[Tensor], Tensor]
+    error: Error | None = no_error  # None: no bound of the rounding error is known
+    fields: dict[str, Any] | None = field(
+        default_factory=dict
+    )  # of the certificate; None: the format has no such op
+    claim: float | None = None  # what the layer promises by design, to be refuted if it does not hold
+    assumed: bool = False  # the constant is the word of a user's rule
+    largest: float = 1.0  # modulus of the entries of its tensors, for underflow
+
+    def error_bound(self, norms: Tensor, u: float) -> Tensor:
+        """e(Z); infinite where none is known, or where tensors are so large that underflow could matter."""
+        if self.error is None or not self.largest <= LARGEST[u]:
+            return torch.full_like(norms, math.inf)
+        return self.error(norms, u)
+
+    @property
+    def proved(self) -> bool:
+        return math.isfinite(self.lipschitz) and not self.assumed
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def largest(*tensors: Tensor | None) -> float:
+    return max((float(t.detach().abs().max()) for t in tensors if t is not None and t.numel()), default=0.0)
+
+
+def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, positions: int) -> float:
+    """β ≥ √(positions·Σ γ_i b_i²)."""
+    if bias is None:
+        return 0.0
+    values = array(bias).astype(np.float64)
+    weighted = values if gamma is None else values * np.sqrt(gamma.astype(np.float64)) * ROUND
+    return float(norm_up(weighted)) * math.sqrt(positions) * ROUND
+
+
+def matmul(a: Tensor, b: Tensor, block: int | None) -> Tensor:
+    """a @ b, its sums in blocks of ``block`` terms that are then added one after the other."""
+    length = a.shape[-1]
+    if block is None or length <= block:
+        return a @ b
+    total = a[..., :block] @ b[..., :block, :]
+    for start in range(block, length, block):
+        total = total + a[..., start : start + block] @ b[..., start : start + block, :]
+    return total
+
+
+def chained(length: int, block: int | None) -> int:
+    """The additions on the longest path through a sum of ``matmul``."""
+    return length if block is None or length <= block else block + -(-length // block)
+
+
+def affine_error(terms: int, kappa: float, beta: float) -> Error:
+    def error(norms: Tensor, u: float) -> Tensor:
+        return ROUND * g(terms + 1, u) * (kappa * norms + beta) + UNDERFLOW[u]
+
+    return error
+
+
+def relative_error(roundings: int, factor: float, shift: float = 0.0) -> Error:
+    """g·factor·(Z + shift): a product or quotient per entry, or a sum of non-overlapping blocks."""
+
+    def error(norms: Tensor, u: float) -> Tensor:
+        return ROUND * g(roundings, u) * factor * (norms + shift) + UNDERFLOW[u]
+
+    return error
+
+
+def residual_error(rho: float, kappa: float, beta: float, terms: tuple[int, int]) -> Error:
+    """a is what Wᵀx + b loses in the norm of Γ^½, v what σ of it can reach; then the product with W, and x − ·."""
+    root = math.sqrt(rho) * ROUND
+
+    def error(norms: Tensor, u: float) -> Tensor:
+        a = g(terms[0] + 1, u) * (kappa * norms + beta)
+        v = root * norms + beta + a
+        moved = 2 * (1 + u) * root * (a + u * v)
+        rounded = g(terms[1] + 3, u) * (norms + 2 * (1 + u) * kappa * v)
+        return ROUND * (moved + rounded) + UNDERFLOW[u]
+
+    return error
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A 2-d convolution: how it meets the image, in im2col and its adjoint."""
+
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]  # top, bottom, left, right
+    dilation: tuple[int, int]
+    padding_mode: str
+    groups: int
+
+    def padded(self, image: tuple[int, int]) -> tuple[int, int]:
+        top, bottom, left, right = self.padding
+        return image[0] + top + bottom, image[1] + left + right
+
+    def outputs(self, image: tuple[int, int]) -> tuple[int, int]:
+        high, wide = (
+            (size - d * (k - 1) - 1) // s + 1
+            for size, d, k, s in zip(self.padded(image), self.dilation, self.kernel_size, self.stride, strict=True)
+        )
+        return high, wide
+
+    def patches(self, x: Tensor) -> Tensor:  # (N, C, H, W) → (N, groups, C/groups·taps, positions)
+        top, bottom, left, right = self.padding
+        if self.padding_mode == "circular":
+            x = pad_circular(x, (top, left))
+        elif any(self.padding):
+            x = F.pad(x, (left, right, top, bottom))
+        columns = F.unfold(x, self.kernel_size, self.dilation, 0, self.stride)
+        return columns.unflatten(1, (self.groups, -1))
+
+    def image(self, columns: Tensor, size: tuple[int, int]) -> Tensor:
+        """The adjoint of ``patches``: every pixel collects what was copied from it."""
+        back = F.fold(columns.flatten(1, 2), self.padded(size), self.kernel_size, self.dilation, 0, self.stride)
+        top, bottom, left, right = self.padding
+        if self.padding_mode == "circular":
+            return unpad_circular(back, (top, left))
+        return back[:, :, top : back.shape[2] - bottom, left : back.shape[3] - right]
+
+    def rows(self, weight: Tensor) -> Tensor:  # (n, c, kh, kw) → (groups, n/groups, c·taps)
+        return weight.flatten(1).unflatten(0, (self.groups, -1))
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
+        y = matmul(self.rows(weight), self.patches(x), block).flatten(1, 2)
+        y = y.unflatten(2, self.outputs((x.shape[2], x.shape[3])))
+        return y if bias is None else y + bias[:, None, None]
+
+    def transpose(self, y: Tensor, weight: Tensor, size: tuple[int, int], block: int | None) -> Tensor:
+        columns = matmul(self.rows(weight).mT, y.flatten(2).unflatten(1, (self.groups, -1)), block)
+        return self.image(columns, size)
+
+
+def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None) -> Operation:
+    """x ↦ Vx + b on the last axis."""
+    matrix = array(weight)
+    norm = dense.norm_bound(matrix)
+    leading = math.prod(shape[:-1])
+    kappa = dense.kappa(matrix, np.ones(len(matrix)))
+
+    def forward(x: Tensor) -> Tensor:
+        y = matmul(x, weight.to(x.dtype).mT, block)
+        return y if bias is None else y + bias.to(x.dtype)
+
+    return Operation(
+        "linear",
+        (*shape[:-1], len(matrix)),
+        norm.value,
+        norm.method,
+        forward,
+        affine_error(chained(matrix.shape[1], block), kappa, bias_norm(bias, None, leading)),
+        {"weight": weight, "bias": bias} if len(shape) == 1 else None,
+        largest=largest(weight, bias),
+    )
+
+
+def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, block: int | None) -> Operation:
+    """The convolution of ``nn.Conv2d``, its constant that of the infinite image."""
+    image, kernel = (shape[1], shape[2]), array(weight)
+    stride = _proved_stride(geometry, image)
+    norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups)
+    out = geometry.outputs(image)
+    kappa = convolution.conv_kappa(
+        kernel, np.ones(len(kernel)), stride=stride, dilation=geometry.dilation, groups=geometry.groups
+    )
+    return Operation(
+        "conv",
+        (len(kernel), *out),
+        norm.value,
+        norm.method,
+        lambda x: geometry.convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), block),
+        affine_error(chained(math.prod(kernel.shape[1:]), block), kappa, bias_norm(bias, None, math.prod(out))),
+        {"weight": weight, "bias": bias, **_placed(geometry)} if _in_format(geometry) else None,
+        largest=largest(weight, bias),
+    )
+
+
+def residual(
+    weight: Tensor,
+    gamma: Tensor,
+    bias: Tensor | None,
+    witness: Tensor | None,
+    sigma: Any,
+    shape: Shape,
+    geometry: Geometry | None,
+    block: int | None,
+) -> Operation:
+    """x − W(2γ·σ(Wᵀx + b)), L = max(1, 2ρ − 1); slopes of σ in [0, 1]."""
+    stored, weights = array(weight), array(gamma)
+    q = None if witness is None else array(witness).astype(np.float64)
+    positions, more = 1, {}
+    if geometry is None:
+        rho, kappa = dense_rho(stored, weights, q), dense.kappa(stored, weights)
+        terms = (chained(stored.shape[1], block), chained(stored.shape[0], block))
+        op, positions = "residual_linear", math.prod(shape[:-1])
+    else:
+        image = (shape[1], shape[2])
+        placed: dict[str, Any] = {"stride": _proved_stride(geometry, image), "groups": geometry.groups}
+        rho, kappa = _conv_rho(stored, weights, q, placed), convolution.conv_kappa(stored, weights, **placed)
+        taps, hidden = math.prod(stored.shape[2:]), len(stored) // geometry.groups
+        down = hidden * taps if block is None else chained(hidden, block) + taps  # the products, then ``fold``
+        terms = (chained(math.prod(stored.shape[1:]), block), down)
+        op, positions, more = "residual_conv", math.prod(geometry.outputs(image)), _placed(geometry)
+    beta = bias_norm(bias, weights, positions)
+    known = sigma.name in ("relu",)
+    fields = {"weight": weight, "gamma": gamma, "bias": bias, "witness": witness, "activation": sigma.name, **more}
+
+    def forward(x: Tensor) -> Tensor:
+        w, b = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        twice = 2 * gamma.to(x.dtype)
+        if geometry is None:
+            y = matmul(x, w.mT, block)
+            return x - matmul(sigma.function(y if b is None else y + b) * twice, w, block)
+        z = sigma.function(geometry.convolve(x, w, b, block)) * twice[:, None, None]
+        return x - geometry.transpose(z, w, (x.shape[2], x.shape[3]), block)
+
+    upper = max(1.0, math.nextafter(2 * rho.value - 1, math.inf))
+    error = (
+        residual_error(rho.value, kappa, beta, terms) if known and math.isfinite(kappa + beta + rho.value) else None
+    )
+    dense_or_format = geometry is not None or len(shape) == 1
+    return Operation(
+        op,
+        shape,
+        upper,
+        rho.method,
+        forward,
+        error,
+        fields if known and dense_or_format and (geometry is None or _in_format(geometry)) else None,
+        claim=1.0,
+        largest=largest(weight, gamma, bias),
+    )
+
+
+def dense_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None) -> dense.Bound:
+    """ρ by the witness if that gives 1, else by whatever proves least."""
+    if q is not None:
+        value = dense.rho_weighted(weight, gamma, q)
+        if value <= 1:
+            return dense.Bound(value, "row sums")
+    return dense.rho_bound(weight, gamma, q)
+
+
+def _conv_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None, placed: dict[str, Any]) -> dense.Bound:
+    if q is not None:
+        value = convolution.conv_rho_weighted(weight, gamma, q, **placed)
+        if value <= 1:
+            return dense.Bound(value, "row sums")
+    return convolution.conv_rho_bound(weight, gamma, q, **placed)
+
+
+def _proved_stride(geometry: Geometry, image: tuple[int, int]) -> tuple[int, int]:
+    top, bottom, left, right = geometry.padding
+    if geometry.padding_mode == "circular" and (top != bottom or left != right):
+        return convolution.proved_stride(geometry.kernel_size, image, padding_mode="asymmetric circular")  # refuses
+    return convolution.proved_stride(
+        geometry.kernel_size,
+        image,
+        stride=geometry.stride,
+        padding=(top, left),
+        dilation=geometry.dilation,
+        padding_mode=geometry.padding_mode,
+    )
+
+
+def _in_format(geometry: Geometry) -> bool:
+    top, bottom, left, right = geometry.padding
+    return geometry.dilation == (1, 1) and (top, left) == (bottom, right)
+
+
+def _placed(geometry: Geometry) -> dict[str, Any]:
+    return {
+        "stride": list(geometry.stride),
+        "padding": [geometry.padding[0], geometry.padding[2]],
+        "padding_mode": geometry.padding_mode,
+        "groups": geometry.groups,
+    }
