@@ -35,6 +35,8 @@ ROOM = 2.0**-26  # γ and V are this much smaller than they may be, so that ever
 LEAST_T = 2.0**-120  # below it γ would leave float32: the neuron is dropped, as Theorem 6 allows
 KEPT = (
     nn.Identity,
+    nn.Linear,
+    nn.Conv2d,
     nn.Flatten,
     nn.Unflatten,
     nn.ReLU,
@@ -197,6 +199,8 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
     if kind in RULES:
         return RULES[kind](module)
     kept = copy.deepcopy(module)
+    if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
+        return _with_buffers(kept, kept.weight.float(), kept.bias)
     return kept if isinstance(kept, (FrozenResidual, FrozenHouseholder)) else kept.float()
 
 
@@ -319,6 +323,7 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _with_buffers(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """``module`` with stored tensors in place of what it had, so that nothing is left to train."""
     del module.weight, module.bias
     module.register_buffer("weight", weight.detach().clone())
     module.register_buffer("bias", None if bias is None else bias.detach().float().clone())

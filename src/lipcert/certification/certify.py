@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from lipcert.errors import NotCertified
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, array
-from lipcert.verified.rounding import U64, g, norm_up
+from lipcert.proofs.operation import ROUND, array, g
+from lipcert.verified.rounding import U64, norm_up
 
 Arithmetic = Literal["float64", "real"]
 RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)

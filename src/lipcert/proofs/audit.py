@@ -20,7 +20,7 @@ from lipcert.errors import NotCertified
 from lipcert.proofs.lower import Stretch, stretch_estimate
 from lipcert.proofs.operation import Operation, Shape, array
 from lipcert.proofs.rules import operations
-from lipcert.verified.rounding import norm_up, up
+from lipcert.verified.rounding import U64, norm_up, up
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,15 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
         for name, part in zip(links.names, links.parts, strict=True):
             found.append(_audit_layer(name, part, x))
             x = part.forward(x)
-    whole = stretch_estimate(_composed(links), points.detach().double().cpu())
+    whole = stretch_estimate(_composed(links.parts), points.detach().double().cpu(), rounding=_rounding(links.parts))
     return AuditReport(tuple(found), links.lipschitz, links.backbone, links.pairwise(), whole.ratio)
 
 
 def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:
     usable = torch.isfinite(x).flatten(1).all(dim=1)
-    stretch = stretch_estimate(part.forward, x[usable]) if bool(usable.any()) else Stretch(0.0, x[:0], x[:0])
+    stretch = Stretch(0.0, x[:0], x[:0])
+    if bool(usable.any()):
+        stretch = stretch_estimate(part.forward, x[usable], rounding=_rounding((part,)))
     verdict = "ASSUMED" if part.assumed else "PROVED" if part.proved else "UNKNOWN"
     refuted = part.claim is not None and stretch.ratio > part.claim
     return LayerAudit(
@@ -180,13 +182,27 @@ def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:
     )
 
 
-def _composed(links: Chain) -> Any:
+def _composed(parts: tuple[Operation, ...]) -> Any:
     def forward(x: Tensor) -> Tensor:
-        for part in links.parts:
+        for part in parts:
             x = part.forward(x)
         return x
 
     return forward
+
+
+def _rounding(parts: tuple[Operation, ...]) -> Any:
+    """‖computed − exact‖ at given points, after all parts: err ← L·err + e(‖ẑ‖ + err)."""
+
+    def bound(x: Tensor) -> Tensor:
+        err = torch.zeros(len(x), dtype=torch.float64)
+        for part in parts:
+            size = (x.flatten(1).norm(dim=1) + err) * (1 + 2.0**-20)
+            err = (part.lipschitz * err + part.error_bound(size, U64)) * (1 + 2.0**-20)
+            x = part.forward(x)
+        return err
+
+    return bound
 
 
 def _random(shape: Shape, samples: int) -> Tensor:

@@ -19,15 +19,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.activations import SLOPE_RESTRICTED
+from lipcert.errors import NotCertified
 from lipcert.layers.convolution import pad_circular, unpad_circular
-from lipcert.verified import convolution, dense
-from lipcert.verified.rounding import U32, U64, g, norm_up
+from lipcert.verified import convolution, dense, rounding
+from lipcert.verified.rounding import U32, U64, norm_up
 
 Shape = tuple[int, ...]
 ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵³ to evaluate
 UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-60}  # of one operation whose tensors stay below LARGEST
 LARGEST = {U64: 2.0**200, U32: 2.0**40}
+HUGE = {U64: 2.0**500, U32: 2.0**60}  # norms above it might overflow inside an operation: no bound is claimed
+CASTS = {U64: 0, U32: 3}  # a float64 tensor or factor that float32 works with is rounded first
 Error = Callable[[Tensor, float], Tensor]
+
+
+def g(n: int, u: float = U64) -> float:
+    """nu/(1 − nu) for n roundings and those of casting what is stored to the arithmetic of u."""
+    return rounding.g(n + CASTS[u], u)
 
 
 def no_error(norms: Tensor, u: float) -> Tensor:
@@ -53,10 +62,10 @@ class Operation:
     largest: float = 1.0  # modulus of the entries of its tensors, for underflow
 
     def error_bound(self, norms: Tensor, u: float) -> Tensor:
-        """e(Z); infinite where none is known, or where tensors are so large that underflow could matter."""
+        """e(Z); infinite where none is known, or where tensors or Z are so large that over- or underflow could matter."""
         if self.error is None or not self.largest <= LARGEST[u]:
             return torch.full_like(norms, math.inf)
-        return self.error(norms, u)
+        return torch.where(norms <= HUGE[u], self.error(norms, u), math.inf)
 
     @property
     def proved(self) -> bool:
@@ -64,7 +73,8 @@ class Operation:
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+    kept = tensor.detach().cpu()
+    return (kept if kept.dtype in (torch.float32, torch.float64) else kept.float()).numpy()  # half precision: exact
 
 
 def largest(*tensors: Tensor | None) -> float:
@@ -76,7 +86,7 @@ def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, positions: int) -> 
     if bias is None:
         return 0.0
     values = array(bias).astype(np.float64)
-    weighted = values if gamma is None else values * np.sqrt(gamma.astype(np.float64)) * ROUND
+    weighted = values if gamma is None else values * np.sqrt(np.abs(gamma.astype(np.float64))) * ROUND
     return float(norm_up(weighted)) * math.sqrt(positions) * ROUND
 
 
@@ -119,7 +129,7 @@ def residual_error(rho: float, kappa: float, beta: float, terms: tuple[int, int]
     def error(norms: Tensor, u: float) -> Tensor:
         a = g(terms[0] + 1, u) * (kappa * norms + beta)
         v = root * norms + beta + a
-        moved = 2 * (1 + u) * root * (a + u * v)
+        moved = 2 * (1 + u) * root * (a + g(1, u) * v)
         rounded = g(terms[1] + 3, u) * (norms + 2 * (1 + u) * kappa * v)
         return ROUND * (moved + rounded) + UNDERFLOW[u]
 
@@ -233,6 +243,7 @@ def residual(
     block: int | None,
 ) -> Operation:
     """x − W(2γ·σ(Wᵀx + b)), L = max(1, 2ρ − 1); slopes of σ in [0, 1]."""
+    require_slopes(sigma)
     stored, weights = array(weight), array(gamma)
     q = None if witness is None else array(witness).astype(np.float64)
     positions, more = 1, {}
@@ -277,6 +288,15 @@ def residual(
         claim=1.0,
         largest=largest(weight, gamma, bias),
     )
+
+
+def require_slopes(sigma: Any) -> None:
+    """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]: the proof is about no other."""
+    if SLOPE_RESTRICTED.get(sigma.name) != sigma:
+        raise NotCertified(
+            f"the activation inside a residual layer must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines "
+            f"it; got another function named {sigma.name!r}. Use 'relu'."
+        )
 
 
 def dense_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None) -> dense.Bound:

@@ -27,7 +27,7 @@ from lipcert.proofs import operation as op
 from lipcert.proofs.operation import Geometry, Operation, Shape, relative_error
 from lipcert.verified.convolution import conv_kappa
 from lipcert.verified.dense import kappa as dense_kappa
-from lipcert.verified.rounding import g, up
+from lipcert.verified.rounding import up
 
 ROOM = 1 + 2.0**-28
 _ASSUMED: dict[type, Callable[[Any], float]] = {}
@@ -94,7 +94,9 @@ def rule(
     require_no_hooks(module)
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return Operation(_name(kind), shape_in, math.inf, "NaN or infinity in its tensors", module, None, None)
+            wide = _as(module, dtype)
+            out = _shape_after(wide, shape_in)
+            return Operation(_name(kind), out, math.inf, "NaN or infinity in its tensors", wide, None, None)
     made = _RULES.get(kind)
     if made is None and kind not in _PRODUCTS and isinstance(module, LipschitzLayer):
         constant, wide = module.lipschitz_bound(), _as(module, dtype)
@@ -112,7 +114,10 @@ def rule(
 
 def _as(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The same numbers in that dtype, with nothing to train: what the operation runs."""
-    return copy.deepcopy(module).to(dtype).requires_grad_(False)
+    made = copy.deepcopy(module).to(dtype).requires_grad_(False)
+    if getattr(made, "inplace", False):
+        made.inplace = False  # type: ignore[assignment]
+    return made
 
 
 def _name(kind: type) -> str:
@@ -122,7 +127,10 @@ def _name(kind: type) -> str:
 @torch.no_grad()
 def _shape_after(module: nn.Module, shape_in: Shape) -> Shape:
     like = next((t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), torch.zeros(()))
-    return tuple(module(torch.zeros(1, *shape_in, dtype=like.dtype, device=like.device)).shape[1:])
+    out = module(torch.zeros(2, *shape_in, dtype=like.dtype, device=like.device))
+    if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != 2:
+        raise NotCertified("it must map every example to one tensor of its own; got something else. Keep the batch.")
+    return tuple(out.shape[1:])
 
 
 def _exact(name: str, **fields: str) -> Callable[[Any, Shape], Operation]:
@@ -166,6 +174,10 @@ def _smooth(name: str, slope: Callable[[Any], float], ulps: int) -> Callable[[An
         return Operation(name, shape_in, constant, "slope", module, bound, None)
 
     return made
+
+
+def _at_least_1(slope: float) -> float:
+    return 1.0 if abs(slope) <= 1 else abs(slope)  # NaN stays NaN
 
 
 def _centre(module: shape.Centre, shape_in: Shape) -> Operation:
@@ -345,6 +357,7 @@ def _residual_conv(module: frozen.FrozenResidualConv2d, shape_in: Shape, block: 
 
 def _expansion(module: frozen.FrozenExpansion, shape_in: Shape) -> Operation:
     """JᵀJ = I − WΓ^½(2D − D² − DPD)Γ^½Wᵀ with P = Γ^½WᵀWΓ^½ ⪯ ρ, so L² ≤ 1 + (ρ − 1)₊ρ."""
+    op.require_slopes(module.sigma)
     weight, gamma = op.array(module.weight), op.array(module.gamma)
     q = None if module.witness is None else op.array(module.witness)
     rho, kappa = op.dense_rho(weight, gamma, q), dense_kappa(weight, gamma)
@@ -353,8 +366,8 @@ def _expansion(module: frozen.FrozenExpansion, shape_in: Shape) -> Operation:
     root = math.sqrt(rho.value) * op.ROUND if math.isfinite(rho.value) else math.inf
 
     def error(norms: Tensor, u: float) -> Tensor:  # the first part as a residual, at most; the second, a + 3uv
-        a = g(weight.shape[1] + 1, u) * (kappa * norms + beta)
-        return inner(norms, u) + op.ROUND * (a + g(3, u) * (root * norms + beta + a)) + op.UNDERFLOW[u]
+        a = op.g(weight.shape[1] + 1, u) * (kappa * norms + beta)
+        return inner(norms, u) + op.ROUND * (a + op.g(3, u) * (root * norms + beta + a)) + op.UNDERFLOW[u]
 
     upper = 1.0 if rho.value <= 1 else up(math.sqrt(1 + (rho.value - 1) * rho.value), 6)
     known = error if module.sigma.name == "relu" and math.isfinite(upper) else None
@@ -364,6 +377,7 @@ def _expansion(module: frozen.FrozenExpansion, shape_in: Shape) -> Operation:
 
 
 def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation:
+    _require_own_batch(module.dim, shape_in)
     squares = module.first.double().square() + module.second.double().square()
     rho = up(float(squares.max()), 4)
     error = op.residual_error(max(1.0, rho), 2.0, 0.0, (2, 2))
@@ -371,7 +385,13 @@ def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation
     return Operation("householder", shape_in, constant, "vectors", module, error, None, claim=1.0)
 
 
+def _require_own_batch(dim: int, shape_in: Shape) -> None:
+    if dim in (0, -1 - len(shape_in)):
+        raise NotCertified(f"it must not mix the examples of a batch; got dim={dim}. Channels are dimension 1.")
+
+
 def _group_sort(module: Any, shape_in: Shape) -> Operation:
+    _require_own_batch(module.dim, shape_in)
     name, fields = (
         ("max_min", {}) if isinstance(module, activation.MaxMin) else ("group_sort", {"size": module.group_size})
     )
@@ -397,8 +417,8 @@ _RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     nn.Flatten: _flatten,
     nn.Unflatten: _unflatten,
     nn.ReLU: _exact("relu"),
-    nn.LeakyReLU: _smooth("leaky_relu", lambda m: max(1.0, abs(m.negative_slope)), 1),
-    nn.ELU: _smooth("elu", lambda m: max(1.0, abs(m.alpha)), 8),
+    nn.LeakyReLU: _smooth("leaky_relu", lambda m: _at_least_1(m.negative_slope), 1),
+    nn.ELU: _smooth("elu", lambda m: _at_least_1(m.alpha), 8),
     nn.Tanh: _smooth("tanh", lambda m: 1.0, 8),
     nn.Sigmoid: _smooth("sigmoid", lambda m: 0.25, 8),
     nn.ConvTranspose2d: _conv_transpose2d,

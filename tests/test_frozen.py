@@ -1,0 +1,132 @@
+"""Frozen networks: what is stored is proved, says what the network said, and has no link to it."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.frozen import FrozenResidual, freeze
+from lipcert.models.presets import list_models
+from lipcert.proofs.audit import chain
+from lipcert.verified.rounding import float32_down
+from table import HOSTILE, LAYERS, fit, inputs, jacobian
+
+FROZEN = [name for name in LAYERS if name != "convex"]  # refused, with its reason
+ORDINARY = ("as built", "random", "all active", "zero column", "tiny column", "equal columns", "scale 1e-6")
+GRID = 1.07  # a convolution on a grid of frequencies: the coarsest factor that these small kernels get, per layer
+
+
+def disturbed(name, kind):
+    torch.manual_seed(len(name) + len(kind))
+    layer = LAYERS[name].make().eval()
+    HOSTILE[kind](layer)
+    if "optimal" in name:
+        fit(layer)
+    return layer
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_stored_tensors_are_proved_under_hostile_parameters(name):
+    entry = LAYERS[name]
+    for kind in HOSTILE:
+        frozen = freeze(disturbed(name, kind))
+        assert not list(frozen.parameters())
+        links = chain(frozen, entry.shape)
+        product = math.prod(part.lipschitz for part in links.parts)
+        if "residual" in name or "general" in name or "affine-linear" in name or "orthogonal" in name:
+            assert product <= 1 + 2**-27, kind  # ρ ≤ 1 and ‖V‖ ≤ 1 exactly; products of other constants leave room
+        else:
+            assert product <= entry.lipschitz * GRID, kind
+        for module in frozen.modules():
+            if isinstance(module, FrozenResidual):
+                assert torch.isfinite(module.gamma).all()
+                assert (module.gamma >= 0).all()
+        x = inputs(entry)
+        j = jacobian(copy.deepcopy(frozen).double(), x)
+        assert torch.isfinite(j).all(), kind
+        norm = torch.linalg.matrix_norm(j, 2).item()
+        terms = sum(j.shape)
+        assert norm <= product * (1 + 4 * terms * math.sqrt(terms) * torch.finfo(torch.float64).eps), (kind, norm)
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_says_what_the_layer_says(name):
+    """γ and V are rounded down by at most 2⁻²² and a weight by 2⁻²⁴, relative to what they multiply."""
+    entry = LAYERS[name]
+    for kind in ORDINARY:
+        layer = disturbed(name, kind)
+        frozen = freeze(layer)
+        x = inputs(entry, batch=3)
+        with torch.no_grad():
+            ours, theirs = copy.deepcopy(frozen).double()(x), copy.deepcopy(layer).double()(x)
+        zero = torch.zeros_like(x)
+        with torch.no_grad():
+            size = x.flatten(1).norm(dim=1) + layer.double()(zero).flatten(1).norm(dim=1) + 1
+        change = (ours - theirs).flatten(1).norm(dim=1)
+        assert (change <= 2**-17 * size * entry.lipschitz).all(), (kind, change.max().item())
+
+
+def test_freezing_is_explicit_and_leaves_no_link():
+    model = lc.create_model("sll_nano", image_shape=(1, 8, 8))
+    frozen = freeze(model)
+    x = torch.rand(2, 1, 8, 8)
+    before = frozen(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(frozen(x), before)
+    assert model.training  # the network itself was not changed, not even its mode
+    again = freeze(frozen)
+    assert torch.equal(again(x), before)  # freezing what is frozen changes nothing
+    other = freeze(lc.create_model("sll_nano", image_shape=(1, 8, 8)))
+    other.load_state_dict(frozen.state_dict())
+    assert torch.equal(other(x), before)
+    assert torch.equal(copy.deepcopy(frozen)(x), before)
+
+
+@pytest.mark.parametrize("name", list_models("*_nano"))
+def test_every_method_freezes_to_the_same_answers(name):
+    torch.manual_seed(0)
+    model = lc.create_model(name, image_shape=(1, 8, 8)).eval()
+    x = torch.rand(64, 1, 8, 8)
+    with torch.no_grad():
+        ours, theirs = freeze(model).double()(x.double()), model.double()(x.double())
+    assert (ours - theirs).abs().max() <= 12 * 2**-20  # twelve layers, each within 2⁻²⁰ of inputs below 8
+
+
+def test_a_surrogate_in_training_mode_is_frozen_exactly():
+    layer = lc.ResidualLinear(6, 4, bound="sll_surrogate").train()
+    with torch.no_grad():
+        layer.bound.log_q.copy_(torch.tensor([-12.0, 0.0, 1.0, -3.0]))
+    links = chain(freeze(layer), (6,))
+    assert links.parts[0].lipschitz == 1.0
+    assert layer.training
+
+
+def test_what_freeze_does_not_know_is_refused_by_name():
+    with pytest.raises(lc.NotCertified, match="got GELU at 1"):
+        freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.GELU()))
+    with pytest.raises(lc.NotCertified, match="ConvexCombination"):
+        freeze(LAYERS["convex"].make())
+    hooked = nn.Sequential(lc.ResidualLinear(4, 3))
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(lc.NotCertified, match="hook"):
+        freeze(hooked)
+    broken = lc.ResidualLinear(4, 3)
+    with torch.no_grad():
+        broken.weight[0, 0] = math.nan
+    with pytest.raises(lc.NotCertified, match="finite"):
+        freeze(broken)
+    with pytest.raises(ValueError, match="expected a torch module"):
+        freeze(lambda x: x)
+
+
+def test_float32_rounding_down_is_directed():
+    values = np.array([1 / 3, 1e-50, 0.0, 1 - 2**-30, 3.5e38])
+    down = float32_down(values)
+    assert (down.astype(np.float64) <= values).all()
+    assert np.isfinite(down).all()
