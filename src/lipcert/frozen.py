@@ -296,18 +296,7 @@ def _linear(layer: affine.AffineLinear) -> nn.Module:
 def _conv(layer: affine.AffineConv2d) -> nn.Module:
     double = copy.deepcopy(layer).double()
     weight = double.scaled_weight().float()  # its constant is what the audit proves, near 1: see docs/freeze.md
-    made = nn.Conv2d(
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,
-        layer.stride,
-        layer.padding,
-        groups=layer.groups,
-        bias=layer.bias is not None,
-        padding_mode=layer.padding_mode,  # type: ignore[arg-type]
-        device="meta",
-    )
-    return _with_buffers(made, weight, layer.bias)
+    return plain_conv2d(weight, layer.bias, layer.stride, layer.padding, layer.padding_mode, layer.groups)
 
 
 def _head(layer: head.NormalizedHead) -> nn.Module:
@@ -318,6 +307,30 @@ def _head(layer: head.NormalizedHead) -> nn.Module:
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """nn.Linear with buffers in place of parameters."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    _with_buffers(made, weight, bias)
+    return made
+
+
+def plain_conv2d(
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    padding_mode: str = "zeros",
+    groups: int = 1,
+) -> nn.Conv2d:
+    """nn.Conv2d with buffers in place of parameters."""
+    made = nn.Conv2d(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        (weight.shape[2], weight.shape[3]),
+        stride,
+        padding,
+        groups=groups,
+        bias=bias is not None,
+        padding_mode=padding_mode,  # type: ignore[arg-type]
+        device="meta",
+    )
     _with_buffers(made, weight, bias)
     return made
 
@@ -334,8 +347,7 @@ def _pixelwise(layer: shape.Pixelwise) -> nn.Module:
     """A dense layer on every pixel is a 1×1 convolution."""
     inner = _freeze(layer.layer, "Pixelwise")
     if isinstance(inner, nn.Linear):
-        made = nn.Conv2d(inner.in_features, inner.out_features, 1, bias=inner.bias is not None, device="meta")
-        return _with_buffers(made, inner.weight[:, :, None, None], inner.bias)
+        return plain_conv2d(inner.weight[:, :, None, None], inner.bias)
     if isinstance(inner, FrozenResidualLinear):
         kernel = inner.weight[:, :, None, None].clone()
         return FrozenResidualConv2d(kernel, inner.gamma, inner.bias, inner.sigma, inner.witness)

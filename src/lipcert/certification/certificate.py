@@ -49,7 +49,7 @@ def write_certificate(
             f"{tuple(images.shape)}. Pass data.images."
         )
     tensors: dict[str, Tensor] = {}
-    layers = [_layer(name, part, tensors) for name, part in zip(links.names, links.parts, strict=True)]
+    layers = [layer_record(name, part, tensors) for name, part in zip(links.names, links.parts, strict=True)]
     probes = list(range(min(PROBES, len(images))))
     with torch.no_grad():
         answered = network(as_inputs(images[: len(probes)])).float() if probes else torch.zeros(0, 1)
@@ -92,7 +92,8 @@ def as_inputs(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def _layer(name: str, part: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def layer_record(name: str, part: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """One entry of ``layers``; its tensors are added to ``tensors`` under the names it uses."""
     if part.fields is None or part.assumed:
         raise NotCertified(
             f"the certificate format has no operation for {name} ({part.op}); its radii stand, but no checker can "

@@ -111,7 +111,7 @@ def print_result(result: CertificationResult, radii: dict[str, float], out: Path
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{about}: accuracy, and accuracy certified within an L2 radius (%)")
+    table = Table(title=f"{about}: accuracy, natural and certified (%)")
     for column in ("natural", *radii):
         table.add_column(column, justify="right")
     shares = [result.natural_accuracy, *(result.certified_accuracy(value) for value in radii.values())]
@@ -121,7 +121,7 @@ def print_result(result: CertificationResult, radii: dict[str, float], out: Path
     worst = 0.0 if result.errors is None or not len(result.errors) else float(result.errors.max())
     console.print(
         f"{len(result.radii):,} images; proved for the stored numbers, in real and in float64 arithmetic.\n"
-        f"L of the backbone at most {result.lipschitz:.9f}; rounding took at most {worst:.1e} of a margin.\n"
+        f"L of the backbone ≤ {result.lipschitz:.9f}; rounding took at most {worst:.1e} of a margin.\n"
         f"Check it: lipcert check {out / 'certificate.json'}",
         highlight=False,
         soft_wrap=True,

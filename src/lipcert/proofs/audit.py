@@ -160,7 +160,8 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
         for name, part in zip(links.names, links.parts, strict=True):
             found.append(_audit_layer(name, part, x))
             x = part.forward(x)
-    whole = stretch_estimate(_composed(links.parts), points.detach().double().cpu(), rounding=_rounding(links.parts))
+    start = points.detach().double().cpu()
+    whole = stretch_estimate(_composed(links.parts), start, rounding=_rounding(links.parts))
     return AuditReport(tuple(found), links.lipschitz, links.backbone, links.pairwise(), whole.ratio)
 
 

@@ -62,7 +62,7 @@ class Operation:
     largest: float = 1.0  # modulus of the entries of its tensors, for underflow
 
     def error_bound(self, norms: Tensor, u: float) -> Tensor:
-        """e(Z); infinite where none is known, or where tensors or Z are so large that over- or underflow could matter."""
+        """e(Z); infinite where none is known, or where tensors or Z are so large that something could overflow."""
         if self.error is None or not self.largest <= LARGEST[u]:
             return torch.full_like(norms, math.inf)
         return torch.where(norms <= HUGE[u], self.error(norms, u), math.inf)
@@ -261,7 +261,8 @@ def residual(
         op, positions, more = "residual_conv", math.prod(geometry.outputs(image)), _placed(geometry)
     beta = bias_norm(bias, weights, positions)
     known = sigma.name in ("relu",)
-    fields = {"weight": weight, "gamma": gamma, "bias": bias, "witness": witness, "activation": sigma.name, **more}
+    kept = None if witness is None else witness.double()
+    fields = {"weight": weight, "gamma": gamma, "bias": bias, "witness": kept, "activation": sigma.name, **more}
 
     def forward(x: Tensor) -> Tensor:
         w, b = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)

@@ -1,6 +1,7 @@
 """Which operation a module is: the layers of lipcert once frozen, and what torch.nn offers beside them.
 
-A rule looks at the exact type, the stored tensors and the shape that arrives. A module without a rule is refused by
+A rule looks at the exact type, the stored tensors and the shape that arrives; a subclass of a product of torch.nn
+that overrides nothing but its construction (as layers with parametrizations do) is what it inherits. A module without a rule is refused by
 name, never counted as 1. A user may add a rule for a type; its constant is then ASSUMED, and every report says so.
 
 Rounding: constants up. An unknown geometry (reflect padding, overlapping maxima) has no rule.
@@ -12,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from lipcert.verified.dense import kappa as dense_kappa
 from lipcert.verified.rounding import up
 
 ROOM = 1 + 2.0**-28
+_HARMLESS = ("__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__", "extra_repr")
 _ASSUMED: dict[type, Callable[[Any], float]] = {}
 
 
@@ -78,7 +81,22 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
         return _leaves(module, name)
     if kind in frozen.RULES:
         return _leaves(frozen.freeze(module), name)
+    base = None if kind in _ASSUMED else _inherited(kind)
+    if base is not None:
+        module = copy.deepcopy(module)
+        module.__class__ = base
     return [(name, module)]
+
+
+def _inherited(kind: type) -> type | None:
+    """The product of torch.nn that ``kind`` is a subclass of, if it adds methods at most and replaces none."""
+    for base in kind.__mro__:
+        if base in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
+            return None if base is kind else base
+        for name, value in vars(base).items():
+            if name not in _HARMLESS and (not isinstance(value, FunctionType) or hasattr(nn.ConvTranspose2d, name)):
+                return None
+    return None
 
 
 def rule(
@@ -129,7 +147,7 @@ def _shape_after(module: nn.Module, shape_in: Shape) -> Shape:
     like = next((t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()), torch.zeros(()))
     out = module(torch.zeros(2, *shape_in, dtype=like.dtype, device=like.device))
     if not isinstance(out, Tensor) or out.ndim == 0 or len(out) != 2:
-        raise NotCertified("it must map every example to one tensor of its own; got something else. Keep the batch.")
+        raise NotCertified("it must map each example to a tensor of its own; got something else. Keep the batch.")
     return tuple(out.shape[1:])
 
 
@@ -149,6 +167,7 @@ def _flatten(module: nn.Flatten, shape_in: Shape) -> Operation:
 
 
 def _unflatten(module: nn.Unflatten, shape_in: Shape) -> Operation:
+    _require_own_batch(module.dim, shape_in)
     return Operation("unflatten", _shape_after(module, shape_in), 1.0, "exact", module, fields=None)
 
 
@@ -385,7 +404,7 @@ def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation
     return Operation("householder", shape_in, constant, "vectors", module, error, None, claim=1.0)
 
 
-def _require_own_batch(dim: int, shape_in: Shape) -> None:
+def _require_own_batch(dim: int | str, shape_in: Shape) -> None:
     if dim in (0, -1 - len(shape_in)):
         raise NotCertified(f"it must not mix the examples of a batch; got dim={dim}. Channels are dimension 1.")
 

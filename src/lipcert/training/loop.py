@@ -171,6 +171,7 @@ def train(
     board = _Board(folder if config.tensorboard and main else None)
     images = training.images
     saved = began = time.monotonic()
+    cpu = time.process_time()
     with _stop_signals() as stopped:
         while step < total:
             epoch, index = divmod(step, steps_per_epoch)
@@ -215,7 +216,8 @@ def train(
                 _leave(accelerator)
                 return Finished(False, step, rows)
     if main:
-        write_json(folder / "summary.json", {"seconds_this_process": time.monotonic() - began, **rows[-1]})
+        spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
+        write_json(folder / "summary.json", {"this_process": spent, **rows[-1]})
     _leave(accelerator)
     return Finished(True, step, rows)
 

@@ -1,0 +1,1 @@
+"""Certified networks as files for other programs, compared with the proof after they are written."""

@@ -1,0 +1,190 @@
+"""``export``: a frozen network as a file, which is then read back, compared bit for bit and proved again.
+
+The constants are proved from the tensors of the *file*. The program in it must give the logits of a float64
+evaluation within the proved error bound of float32 (docs/certificate.md, u = 2⁻²⁴, sums in any order), and within
+SLACK·ε of the largest vector on the way, which is far tighter and what an honest runtime achieves.
+
+Rounding: error bounds up. The certificate is about real and float64 arithmetic; an exported program runs in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.certification.certificate import sha256_of
+from lipcert.certification.certify import errors_along, head_tensors, logit_errors, require_provable, walk
+from lipcert.errors import NotCertified, one_of
+from lipcert.exports import programs
+from lipcert.exports.files import Certificate, read_network, tensors_differ, unfinished, write_network
+from lipcert.exports.records import describe, rebuild
+from lipcert.proofs.audit import Chain, chain
+from lipcert.proofs.operation import ROUND, Shape, array
+from lipcert.verified.rounding import U32, U64, norm_up
+
+Format = Literal["torch", "torch-export", "onnx", "safetensors"]
+SUFFIX: dict[str, str] = {"torch": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+SLACK = 1024  # multiples of ε: some ten per layer, for a hundred layers
+
+
+class ExportChanged(NotCertified):
+    """The file is not the network that was proved; it has been deleted."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was found in the file; ``str()`` says it in a few lines."""
+
+    path: Path
+    to: Format
+    tensors: int  # in the file, equal bit for bit
+    witnesses: int  # of the proof alone: no program computes with them
+    certificate: Certificate | None  # that the tensors were compared with
+    lipschitz: float  # of the backbone, proved from the tensors of the file
+    difference: float  # largest, of a logit, from float64
+    allowed: float  # by the proof for float32; infinite where there is none
+
+    def __str__(self) -> str:
+        source = "the frozen network" if self.certificate is None else "certificate.json"
+        left = f"; {self.witnesses} witnesses are of the proof alone and stay with it" if self.witnesses else ""
+        allowed = f"{self.allowed:.1e} are allowed by its proof" if math.isfinite(self.allowed) else "no proof bounds it"
+        return (
+            f"{self.path}\n"
+            f"{self.tensors} tensors equal those of {source} bit for bit{left}.\n"
+            f"Proved again from the file: L of the backbone at most {self.lipschitz:.9f}.\n"
+            f"In float32 its logits differ from float64 by at most {self.difference:.1e}; {allowed}."
+        )
+
+
+def export(
+    network: nn.Module,
+    path: str | Path,
+    *,
+    to: Format,
+    input_shape: Shape,
+    certificate: Certificate | None = None,
+    inputs: Tensor | None = None,
+) -> ExportReport:
+    """Write a frozen network to ``path``, read the file back and compare; no file is left if they differ.
+
+    Args:
+        network: what ``lipcert.freeze`` returned.
+        to: "torch" or "safetensors" (for ``lipcert.load_frozen``; the second with the certificate inside),
+            "torch-export" or "onnx" (a program, with any batch size).
+        input_shape: of one input.
+        certificate: of this network; "safetensors" needs it.
+        inputs: float32 examples (N, …) to run the program on; by default random ones in [0, 1].
+
+    Raises:
+        ValueError: for a network that is not frozen, a wrong suffix, a missing package.
+        NotCertified: for a layer without proof, or one that the format of certificates does not have.
+        ExportChanged: where the file holds other numbers or computes something else.
+    """
+    path, shape = Path(path), tuple(input_shape)
+    one_of("to", to, get_args(Format))
+    if path.suffix != SUFFIX[to]:
+        raise ValueError(f"a file for {to} must end in {SUFFIX[to]}; got {path.name}. Rename it.")
+    if not isinstance(network, nn.Module) or next(iter(network.parameters()), None) is not None:
+        raise ValueError("expected a frozen network; got one with parameters. Pass lipcert.freeze(model).")
+    if not isinstance(network, nn.Sequential):
+        network = nn.Sequential()
+    links = chain(network, shape)
+    require_provable(links)
+    if any(part.assumed for part in links.parts):
+        raise NotCertified("an exported network is proved; got a layer whose constant is a user's word. Replace it.")
+    _require_certified(links, to, certificate)
+    with unfinished(path) as file:
+        _write(file, network, links, to, certificate)
+        tensors, run = _read(file, to)
+        again, count = _compared(network, links, tensors, to)
+        proved = chain(again, shape)
+        if any(new.lipschitz > old.lipschitz for new, old in zip(proved.parts, links.parts, strict=True)):
+            raise ExportChanged(f"{path.name}: a layer has a larger constant than before. Report this.")
+        x = example_inputs(shape) if inputs is None else inputs
+        difference, allowed = _compare_outputs(proved, run, x, path)
+    left = len(network.state_dict()) - count
+    return ExportReport(path, to, count, left, certificate, proved.backbone, difference, allowed)
+
+
+def example_inputs(shape: Shape, count: int = 8) -> Tensor:
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (N, …) → (N, C), (N, C)
+    """(float64 logits, how far float32 ones may be from them, the largest norm on the way)."""
+    with torch.no_grad():
+        logits, sizes = walk(links, x.double())
+        bound = torch.zeros_like(logits)
+        for u in (U32, U64):  # each is so far from the exact logits
+            err, norms = errors_along(links, sizes, torch.zeros(len(x), dtype=torch.float64), u)
+            rows = torch.ones(logits.shape[1], dtype=torch.float64)
+            if links.headed:
+                rows = torch.from_numpy(norm_up(array(head_tensors(links)[0]), axis=1))
+            bound = (bound + rows * err[:, None] + logit_errors(links, norms, u)) * ROUND
+    return logits, bound, max(float(size.max()) for size in sizes)
+
+
+def _require_certified(links: Chain, to: Format, certificate: Certificate | None) -> None:
+    if certificate is None:
+        if to == "safetensors":
+            raise ValueError("safetensors carries the certificate; got a network without one. Run lipcert certify first.")
+        return
+    if different := certificate.differs_from(describe(links)):
+        raise ValueError(
+            f"the certificate must be of this network; got another {different}. Run lipcert certify first."
+        )
+
+
+def _write(file: Path, network: nn.Module, links: Chain, to: Format, certificate: Certificate | None) -> None:
+    if to == "torch-export":
+        programs.write_torch_export(file, network, links.input_shape)
+    elif to == "onnx":
+        notes = {"lipcert_lipschitz": links.backbone.hex()}
+        if certificate is not None:
+            notes["lipcert_certificate_sha256"] = certificate.sha256
+        programs.write_onnx(file, network, links.input_shape, notes)
+    else:
+        write_network(file, describe(links), links.input_shape, certificate if to == "safetensors" else None)
+
+
+def _read(file: Path, to: Format) -> tuple[dict[str, Tensor], Any]:
+    if to == "torch-export":
+        return programs.read_torch_export(file)
+    if to == "onnx":
+        return programs.read_onnx(file)
+    records, _ = read_network(file)
+    return records.tensors, rebuild(records.layers, records.tensors)
+
+
+def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Format) -> tuple[nn.Module, int]:
+    """The network with the tensors of the file, and their number, if none is missing, added or changed."""
+    own = network.state_dict()
+    expected = describe(links).tensors if to in ("torch", "safetensors") else own
+    if to == "onnx":  # a graph holds what it computes with
+        expected = {name: value for name, value in own.items() if not name.endswith("witness")}
+    if different := tensors_differ({name: sha256_of(value) for name, value in expected.items()}, found):
+        raise ExportChanged(f"the exported file must hold the proved numbers; got another {different}. It was deleted.")
+    again = copy.deepcopy(network)
+    again.load_state_dict({**own, **found})
+    return again, len(found)
+
+
+def _compare_outputs(links: Chain, run: Any, x: Tensor, path: Path) -> tuple[float, float]:
+    """(largest difference, the bound there): within the proved bound and within SLACK·ε of what is computed."""
+    logits, bound, size = float32_bound(links, x)
+    with torch.no_grad():
+        found = torch.cat([run(x[:1]), run(x[1:])]) if len(x) > 1 else run(x)  # two sizes of the batch
+    difference = (found.double() - logits).abs()
+    limit = bound.clamp_max(SLACK * 2 * U32 * max(size, 1.0))
+    if found.shape != logits.shape or not bool((difference <= limit).all()):
+        worst = float(difference.max()) if found.shape == logits.shape else math.inf
+        raise ExportChanged(
+            f"{path.name} must compute the proved network; got logits that differ by {worst:.1e}. It was deleted."
+        )
+    return float(difference.max()), float(bound.max())

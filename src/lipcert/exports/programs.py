@@ -1,0 +1,122 @@
+"""A frozen network as a program: torch.export and ONNX, with the batch free, and their tensors read back.
+
+Nothing is folded: a constant computed in advance would be a tensor that no proof is about. So the ONNX graph is not
+optimised here (a runtime does that for itself), and the reader takes floating constants of one entry only besides the
+tensors of the network. Paths of this machine, which both exporters note down, are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+OPSET = 23  # the newest that torch 2.13 writes
+Run = Callable[[Tensor], Tensor]
+
+
+def extra(name: str) -> Any:
+    """A package of ``lipcert[export]``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(
+            f"this export needs the package {name}; got none installed. Run pip install 'lipcert[export]'."
+        ) from None
+
+
+def write_torch_export(path: Path, network: nn.Module, input_shape: tuple[int, ...]) -> None:
+    program = _program(network, input_shape)
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def read_torch_export(path: Path) -> tuple[dict[str, Tensor], Run]:
+    """(tensors, the program to run) of a file written here. The format may hold pickles: read only your own."""
+    with _quiet():
+        program = torch.export.load(path)
+    return dict(program.state_dict), program.module()
+
+
+def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], notes: dict[str, str]) -> None:
+    onnx = extra("onnx")
+    extra("onnxscript")
+    with _quiet():
+        made = torch.onnx.export(
+            _program(network, input_shape),
+            input_names=["images"],
+            output_names=["logits"],
+            opset_version=OPSET,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    assert made is not None
+    model = made.model_proto
+    for place in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        del place.metadata_props[:]
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+    onnx.helper.set_model_props(model, notes)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+
+
+def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
+    """(tensors that the graph uses, onnxruntime to run it)."""
+    onnx, runtime = extra("onnx"), extra("onnxruntime")
+    model = onnx.load(path)
+    used = {name for node in model.graph.node for name in node.input}
+    found = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in used}
+    for node in model.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            value = onnx.numpy_helper.to_array(attribute.t) if attribute.HasField("t") else attribute.floats
+            if len(attribute.floats) > 1 or (attribute.HasField("t") and value.dtype.kind == "f" and value.size > 1):
+                found[f"{node.output[0]} (constant)"] = np.array(value)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+
+    return {name: torch.from_numpy(value.copy()) for name, value in found.items()}, run
+
+
+def _program(network: nn.Module, input_shape: tuple[int, ...]) -> torch.export.ExportedProgram:
+    """The network of a copy with tensors of its own (a view would be stored with all it is a view of)."""
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        for name, tensor in module._buffers.items():
+            if tensor is not None:
+                module._buffers[name] = tensor.detach().cpu().contiguous().clone()
+    batch = {0: torch.export.Dim("batch")}
+    try:
+        program = torch.export.export(network.eval(), (torch.zeros(2, *input_shape),), dynamic_shapes=(batch,))
+    except Exception as error:  # torch raises many kinds for what it cannot trace
+        first = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(f"the network must be one that torch.export can trace; got {first}. Replace it.") from None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks about itself: a deprecated call of its own, and packages that are not installed."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        log.setLevel(level)

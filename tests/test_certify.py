@@ -1,0 +1,356 @@
+"""Certification: radii that no search breaks, rounding errors within their bounds, answers that never contradict."""
+
+import json
+import math
+
+import flint
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.certification.certificate import write_certificate
+from lipcert.certification.certify import errors_along, walk
+from lipcert.check import check
+from lipcert.data.digits import load_digits
+from lipcert.frozen import freeze
+from lipcert.proofs.audit import chain
+from lipcert.verified.rounding import U32, U64
+from test_training import command
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small convolutional network on the digits, trained for real, and the test digits."""
+    torch.manual_seed(0)
+    train, test = load_digits("train"), load_digits("test")
+    backbone = nn.Sequential(
+        lc.Centre([0.3]), lc.SpaceToDepth(2), lc.PadChannels(8), lc.ResidualConv2d(8, 6), nn.Flatten(),
+        lc.ResidualLinear(128, 48), lc.ResidualLinear(128, 48, bound="aol"),
+    )  # fmt: skip
+    model = nn.Sequential(backbone, lc.NormalizedHead(128, 10))
+    optimiser = torch.optim.Adam(model.parameters(), 0.02, (0.5, 0.9))
+    loss = lc.losses.OffsetCrossEntropy(0.7, 0.1)
+    for _ in range(6):
+        for batch in torch.randperm(1400).split(100):
+            optimiser.zero_grad()
+            loss(model(train.inputs()[batch]), train.labels[batch]).backward()
+            optimiser.step()
+    return freeze(model), test
+
+
+def test_radii_survive_a_search_and_cost_almost_nothing(trained):
+    frozen, test = trained
+    x, labels = test.inputs(), test.labels
+    result, real = lc.certify(frozen, x, labels), lc.certify(frozen, x, labels, arithmetic="real")
+    assert result.natural_accuracy > 0.85
+    assert result.certified_accuracy(36 / 255) > 0.6
+    assert (result.radii <= real.radii).all()
+    assert (real.radii - result.radii).max() < 1e-9
+    assert result.certified_accuracy(0.0) <= result.natural_accuracy
+    # A step of exactly the radius, along the gradient of the smallest margin, and projected ascent inside the ball.
+    wide, some = frozen.double(), result.radii > 0
+    base, y, radius = x[some].double(), labels[some], result.radii[some]
+    point = base.clone()
+    for _ in range(30):
+        point.requires_grad_()
+        logits = wide(point)
+        rival = logits.scatter(1, y[:, None], -math.inf).amax(dim=1)
+        (slope,) = torch.autograd.grad((rival - logits.gather(1, y[:, None])[:, 0]).sum(), point)
+        with torch.no_grad():
+            step = point + slope * (radius / 4 / slope.flatten(1).norm(dim=1).clamp_min(1e-12)).view(-1, 1, 1, 1)
+            moved = step - base
+            length = moved.flatten(1).norm(dim=1).clamp_min(1e-300)
+            scale = (radius * (1 - 1e-12) / length).clamp_max(1.0)
+            point = base + moved * scale.view(-1, 1, 1, 1)
+            assert (wide(point).argmax(dim=1) == y).all()
+    frozen.float()
+
+
+def test_rows_and_result_say_the_same(trained):
+    frozen, test = trained
+    result = lc.certify(frozen, test.inputs()[:50], test.labels[:50], batch_size=7)
+    whole = lc.certify(frozen, test.inputs()[:50], test.labels[:50])
+    torch.testing.assert_close(
+        result.radii, whole.radii, rtol=1e-10, atol=1e-13
+    )  # another batch, another sum order
+    rows = list(result.rows())
+    assert [row["radius"] for row in rows] == result.radii.tolist()
+    assert all((row["radius"] == 0) or row["prediction"] == row["label"] for row in rows)
+    assert result.arithmetic == "float64"
+
+
+def dense_network(generator, width=6, layers=3, scale=1.0):
+    parts = [lc.Centre([0.25] * width)]
+    for _ in range(layers):
+        parts.append(lc.ResidualLinear(width, width))
+        with torch.no_grad():
+            parts[-1].weight.copy_(torch.randn(width, width, generator=generator) * scale)
+            parts[-1].bias.copy_(torch.randn(width, generator=generator))
+    head = nn.Linear(width, 3)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(3, width, generator=generator))
+    return freeze(nn.Sequential(*parts)), head
+
+
+def exact_forward(modules, x):
+    """In rational arithmetic: what the stored numbers mean."""
+    value = [flint.fmpq(*float(v).as_integer_ratio()) for v in x]
+    rational = lambda t: [[flint.fmpq(*float(v).as_integer_ratio()) for v in row] for row in t]  # noqa: E731
+    for module in modules:
+        if isinstance(module, lc.Centre):
+            value = [v - m for v, m in zip(value, rational([module.mean.tolist()])[0], strict=True)]
+            continue
+        weight = rational(module.weight.tolist())
+        bias = rational([module.bias.tolist()])[0]
+        z = [sum(w * v for w, v in zip(row, value, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+        if isinstance(module, nn.Linear):
+            value = z
+            continue
+        gamma = rational([module.gamma.tolist()])[0]
+        t = [2 * g * max(a, flint.fmpq(0)) for g, a in zip(gamma, z, strict=True)]
+        value = [v - sum(weight[i][k] * t[i] for i in range(len(t))) for k, v in enumerate(value)]
+    return value
+
+
+@pytest.mark.parametrize(("dtype", "u", "block"), [(torch.float64, U64, None), (torch.float32, U32, 2)])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_rounding_errors_stay_within_their_bound(dtype, u, block, scale):
+    """Against rational arithmetic, on inputs of every size."""
+    generator = torch.Generator().manual_seed(int(math.log10(scale)) + 50)
+    worst = 0.0
+    for _ in range(6):
+        frozen, head = dense_network(generator, scale=scale)
+        links = chain(nn.Sequential(*frozen, head), (6,), dtype=dtype, block=block)
+        for size in (1e-3, 1.0, 1e3):
+            x = (torch.randn(1, 6, generator=generator) * size).to(dtype)
+            output, sizes = walk(links, x)
+            err, norms = errors_along(links, sizes, torch.zeros(1, dtype=torch.float64), u)
+            exact = exact_forward([*frozen, head], x[0].tolist())
+            off = [abs(flint.fmpq(*float(a).as_integer_ratio()) - b) for a, b in zip(output[0], exact, strict=True)]
+            weight = head.weight.double()
+            allowed = weight.norm(dim=1) * err + (7 * u * 1.01) * (weight.norm(dim=1) * norms + head.bias.abs())
+            for a, b in zip(off, allowed.tolist(), strict=True):
+                assert float(a) <= b
+                worst = max(worst, float(a) / b)
+    assert worst > 1e-4, "the bound must not be so loose that nothing could break it"
+
+
+def test_ties_nan_and_infinities_have_no_radius():
+    identity = nn.Sequential(nn.Identity())
+    logits = torch.tensor(
+        [[1.0, 1.0, 0.0], [math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0], [2.0, 1.0, 0.0], [0.0, 1.0, 2.0]]
+    )
+    result = lc.certify(identity, logits, torch.zeros(5, dtype=torch.long))
+    assert result.radii[[0, 1, 2, 4]].tolist() == [0.0] * 4
+    assert result.radii[3].item() == pytest.approx(1 / math.sqrt(2), rel=1e-11)  # rounded down by 2⁻⁴⁰ a few times
+    assert result.radii[3].item() < 1 / math.sqrt(2)
+    assert lc.certify(identity, logits[:0], torch.zeros(0, dtype=torch.long)).radii.shape == (0,)
+
+
+def test_other_constants_and_one_output():
+    linear = nn.Linear(4, 3, bias=False)
+    x = torch.randn(5, 4)
+    labels = linear(x).argmax(dim=1)
+    plain = lc.certify(nn.Sequential(linear), x, labels)
+    tripled = lc.certify(nn.Sequential(lc.Scale(3.0), linear), x, labels)
+    torch.testing.assert_close(tripled.radii, plain.radii, rtol=1e-7, atol=0)  # margin and constant both times 3
+    weight = linear.weight.detach().double()
+    for row, label, radius in zip(x.double(), labels, plain.radii, strict=True):
+        margins = (weight[label] - weight) @ row
+        distances = (weight[label] - weight).norm(dim=1)
+        exact = min(float(m / d) for j, (m, d) in enumerate(zip(margins, distances, strict=True)) if j != label)
+        assert exact * (1 - 1e-6) <= radius <= exact
+    binary = nn.Linear(4, 1)
+    value = binary(x).detach()[:, 0]
+    result = lc.certify(nn.Sequential(binary), x, (value > 0).long())
+    expected = value.double().abs() / binary.weight.double().norm()
+    torch.testing.assert_close(result.radii, expected.detach(), rtol=1e-5, atol=1e-7)
+    wrong = lc.certify(nn.Sequential(binary), x, (value <= 0).long())
+    assert (wrong.radii == 0).all()
+    assert not wrong.correct.any()
+
+
+def test_many_classes_examine_every_rival():
+    """The nearest rival in input space need not be among the largest logits (FIELD, mistake 5)."""
+    weight = torch.zeros(20, 30)
+    weight[:19, :19] = torch.eye(19) * 10
+    weight[0, 0], weight[19, 0] = 10.0, 9.0  # class 19: a small logit, but almost parallel to class 0
+    head = nn.Linear(30, 20).requires_grad_(False)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(torch.zeros(20))
+        head.bias[1:19] = 9.5
+        head.bias[19] = 0.9
+    x = torch.zeros(1, 30)
+    x[0, 0] = 1.0
+    result = lc.certify(nn.Sequential(head), x, torch.tensor([0]))
+    rivals = (head.weight[0] @ x[0] + head.bias[0] - head.weight @ x[0] - head.bias).double()
+    exact = (rivals / (head.weight[0] - head.weight).double().norm(dim=1))[1:]
+    assert exact.argmin() != 18 or exact.min() < 0.2
+    assert result.radii[0].item() == pytest.approx(float(exact.min()), rel=1e-6)
+
+
+def test_what_cannot_be_proved_is_refused(trained):
+    frozen, test = trained
+    x, labels = test.inputs()[:3], test.labels[:3]
+    with pytest.raises(lc.NotCertified, match=r"1 \(GELU\): no rule proves a constant"):
+        lc.certify(nn.Sequential(nn.Flatten(), nn.GELU()), x, labels)
+    broken = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        broken[1].weight[0, 0] = math.nan
+    with pytest.raises(lc.NotCertified, match="NaN or infinity"):
+        lc.certify(broken, x, labels)
+    with pytest.raises(lc.NotCertified, match="vector of logits"):
+        lc.certify(nn.Sequential(lc.Centre([0.5])), x, labels)
+    with pytest.raises(ValueError, match="integer labels"):
+        lc.certify(frozen, x, labels.float())
+    with pytest.raises(ValueError, match="labels must lie from 0 to 9"):
+        lc.certify(frozen, x, labels + 10)
+    with pytest.raises(ValueError, match="arithmetic must be"):
+        lc.certify(frozen, x, labels, arithmetic="float16")
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+def test_a_users_rule_is_assumed_and_said():
+    model = nn.Sequential(Own(), nn.Linear(4, 3))
+    x = torch.randn(6, 4)
+    with pytest.raises(lc.NotCertified, match="register_rule"):
+        lc.audit(model, x)
+    lc.register_rule(Own, lambda module: 0.5)
+    report = lc.audit(model, x)
+    assert [layer.verdict for layer in report.layers] == ["ASSUMED", "PROVED"]
+    assert "ASSUMED" in str(report)
+    labels = model(x).argmax(dim=1)
+    result = lc.certify(model, x, labels, arithmetic="real")
+    assert result.assumed == ("0",)
+    assert (
+        lc.certify(model, x, labels).radii == 0
+    ).all()  # no bound of its rounding is known: no radius in float64
+    lc.register_rule(Own, lambda module: 0.25)
+    refuted = lc.audit(model, x).layers[0]
+    assert refuted.verdict == "REFUTED"
+    pair = refuted.witness
+    image = (Own()(pair.first) - Own()(pair.second)).norm() / (pair.first - pair.second).norm()
+    assert image > 0.25
+
+
+def test_output_intervals_hold_their_outputs():
+    torch.manual_seed(3)
+    model = nn.Sequential(lc.ResidualLinear(5, 4), nn.Tanh(), nn.Linear(5, 2)).double()
+    x = torch.randn(4, 5).double()
+    low, high = lc.output_interval(model, x, 0.3)
+    frozen = freeze(model.float()).double()
+    assert (low < high).all()
+    for _ in range(200):
+        direction = torch.randn_like(x)
+        point = x + 0.3 * direction / direction.norm(dim=1, keepdim=True)
+        with torch.no_grad():
+            value = frozen(point)
+        assert (low <= value).all()
+        assert (value <= high).all()
+    exact_low, exact_high = lc.output_interval(model, x, 0.0)
+    assert (exact_high - exact_low).max() < 1e-12
+    with pytest.raises(ValueError, match="radius must be finite"):
+        lc.output_interval(model, x, math.nan)
+
+
+def test_the_filter_never_contradicts_and_says_when_it_cannot_tell(trained):
+    frozen, test = trained
+    x = test.inputs()
+    predictor = lc.FilteredClassifier(frozen, (1, 8, 8))
+    answer = predictor(x)
+    exact = lc.certify(frozen, x, test.labels).predictions
+    assert (answer.predictions == exact).all()
+    assert not answer.undecided.any()
+    assert answer.fell_back.double().mean() < 0.05
+    # Inside a certified ball the answer is the certified one, wherever float32 can go.
+    result = lc.certify(frozen, x, test.labels)
+    some = result.radii > 0
+    for _ in range(5):
+        direction = torch.randn_like(x[some])
+        length = (result.radii[some] * 0.999).float().view(-1, 1, 1, 1)
+        inside = x[some] + direction / direction.flatten(1).norm(dim=1).view(-1, 1, 1, 1) * length
+        near = (inside.double() - x[some].double()).flatten(1).norm(dim=1) < result.radii[some]
+        assert (predictor(inside).predictions[near] == test.labels[some][near]).all()
+    tie = lc.FilteredClassifier(nn.Sequential(nn.Identity()), (2,))
+    assert tie(torch.tensor([[0.5, 0.5], [1.0, 0.0]])).predictions.tolist() == [-1, 0]
+    with pytest.raises(ValueError, match="float32"):
+        predictor(x.double())
+
+
+def test_blocked_sums_are_sharper():
+    torch.manual_seed(0)
+    layer = nn.Sequential(freeze(lc.ResidualLinear(512, 256)), nn.Linear(512, 10))
+    norms = torch.ones(1, dtype=torch.float64)
+    plain, blocked = (chain(layer, (512,), dtype=torch.float32, block=b) for b in (None, 64))
+    assert blocked.parts[0].error_bound(norms, U32) < 0.5 * plain.parts[0].error_bound(norms, U32)
+    x = torch.randn(8, 512)
+    torch.testing.assert_close(plain.parts[0].forward(x), blocked.parts[0].forward(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_certificate_is_accepted_and_fields_change_nothing_silently(trained, tmp_path):
+    frozen, test = trained
+    links = chain(frozen, (1, 8, 8))
+    result = lc.certify(links, test.inputs(), test.labels)
+    path = write_certificate(tmp_path, links, frozen, test.images, result, about="digits test")
+    report = check(path)
+    assert report.ok, report
+    stored = json.loads(path.read_text())
+    assert len(stored["claims"]) == int((result.radii > 0).sum())
+    stored["claims"][0][2] = (float.fromhex(stored["claims"][0][2]) * 1.0001).hex()
+    path.write_text(json.dumps(stored))
+    assert not check(path).ok
+    with pytest.raises(lc.NotCertified, match="float64"):
+        write_certificate(
+            tmp_path, links, frozen, test.images, lc.certify(links, test.inputs(), test.labels, arithmetic="real")
+        )
+    tanh = chain(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(64, 10)), (1, 8, 8))
+    with pytest.raises(lc.NotCertified, match=r"no operation for 1 \(tanh\)"):
+        write_certificate(tmp_path, tanh, frozen, test.images, lc.certify(tanh, test.inputs(), test.labels))
+
+
+def test_the_commands_certify_audit_and_check_a_run(tmp_path):
+    run = tmp_path / "run"
+    assert command("train", "--model=sll_nano", "--epochs=2", "--threads=1", "--out", str(run)).returncode == 0
+    audited = command("audit", str(run))
+    assert audited.returncode == 0, audited.stderr
+    assert "PROVED" in audited.stdout
+    assert json.loads((run / "audit.json").read_text())["ok"]
+    certified = command("certify", str(run), "--examples=60", "--eps", "0.1", "36/255")
+    assert certified.returncode == 0, certified.stderr
+    assert "36/255" in certified.stdout
+    rows = [json.loads(line) for line in (run / "certified.jsonl").read_text().splitlines()]
+    assert len(rows) == 60
+    assert max(map(len, certified.stdout.splitlines()[:-1])) <= 80
+    checked = command("check", str(run))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    weights = (run / "certificate.safetensors").read_bytes()
+    (run / "certificate.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert command("check", str(run)).returncode in (1, 2)
+    for words in (
+        ["certify", str(tmp_path / "none")],
+        ["certify", str(run), "--eps", "a"],
+        ["check", str(tmp_path)],
+    ):
+        done = command(*words)
+        assert done.returncode == 2, done
+        assert "Traceback" not in done.stderr
+
+
+def test_lower_bounds_are_below_upper_ones(trained):
+    frozen, test = trained
+    report = lc.audit(frozen, test.inputs()[:4])
+    assert report.ok
+    for layer in report.layers:
+        assert layer.lower <= layer.upper, layer
+    assert 0.3 < report.lower <= report.lipschitz
+    assert report.backbone == 1.0
+    rows = frozen[1].weight.double()
+    assert (report.pairwise >= torch.cdist(rows, rows) - 1e-12).all()
+    assert (report.pairwise <= torch.cdist(rows, rows) + 1e-6).all()
+    assert torch.isfinite(report.pairwise).all()
