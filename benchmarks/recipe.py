@@ -3,7 +3,8 @@
 Trains on 45,000 images of CIFAR-10 or 55,000 of Fashion-MNIST until the budget of CPU time is spent, the schedule
 following that time, and evaluates the 5,000 images held out. One row per call, appended.
 
-Run: python benchmarks/recipe.py --budget 180 --out results/training/search.jsonl init=orthogonal augment=flip
+Run: python benchmarks/recipe.py --budget 180 --out results/training/search.jsonl schedule=linear augment=flip
+     python benchmarks/recipe.py --docs docs/training.md     (the tables of the page, from results/training)
 Rows: settings, steps, epochs, CPU seconds, parameters; natural and certified accuracy (36, 72, 108 of 255, and 1)
 on the validation images and on 5,000 training images, %. Shared noisy cores: rows differ in the steps they got.
 """
@@ -38,13 +39,61 @@ def accuracy(model: torch.nn.Module, data: object) -> list[float]:
     return [round(float(value) / 50, 1) for value in sums]
 
 
+COLUMNS = ("natural", *RADII)
+
+
+def offsets_table(rows: list[dict]) -> str:
+    """One row per offset, of the runs that differ in nothing else."""
+    same = {"data": "cifar10", "model": "sll_tiny", "augment": "flip", "schedule": "linear"}
+    chosen = {
+        row["settings"]["offset"]: row
+        for row in rows
+        if row["budget"] == 180 and {k: v for k, v in row["settings"].items() if k != "offset"} == same
+    }
+    lines = [f"| offset | {' | '.join(COLUMNS)} | steps |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for offset, row in sorted(chosen.items()):
+        lines.append(f"| {offset:g} | {' | '.join(f'{v:.1f}' for v in row['validation'])} | {row['steps']} |")
+    return "\n".join(lines)
+
+
+def final_table(results: list[dict]) -> str:
+    """The runs evaluated on their test sets."""
+    lines = [f"| run | data | {' | '.join(COLUMNS)} | CPU minutes | file |", "|---" * (len(COLUMNS) + 4) + "|"]
+    for result in results:
+        row = result["metrics"][-1]
+        figures = [row["natural"], *(row[f"certified {name}"] for name in RADII)]
+        minutes = result["summary"]["this_process"]["cpu_seconds"] / 60
+        shown = " | ".join(f"{100 * value:.1f}" for value in figures)
+        data = f"{result['config']['data']} test"
+        lines.append(f"| `{result['config']['model']}` | {data} | {shown} | {minutes:.1f} | `{result['file']}` |")
+    return "\n".join(lines)
+
+
+def page(text: str, folder: Path) -> str:
+    """``text`` with its two tables written anew from the files in ``folder``."""
+    rows = [json.loads(line) for line in (folder / "search.jsonl").read_text(encoding="utf-8").splitlines()]
+    finals = [
+        {"file": f"results/training/{path.name}", **json.loads(path.read_text(encoding="utf-8"))}
+        for path in sorted(folder.glob("final-*.json"))
+    ]
+    for name, table in (("offsets", offsets_table(rows)), ("final", final_table(finals))):
+        before, rest = text.split(f"<!-- {name}:begin -->")
+        text = f"{before}<!-- {name}:begin -->\n{table}\n<!-- {name}:end -->{rest.split(f'<!-- {name}:end -->')[1]}"
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget", type=float, default=180, help="CPU seconds of training")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/training/search.jsonl"))
+    parser.add_argument("--docs", type=Path, help="only write the tables of this page anew")
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("settings", nargs="*", help="fields of TrainConfig or of the architecture, name=value")
     arguments = parser.parse_args()
+    if arguments.docs:
+        text = arguments.docs.read_text(encoding="utf-8")
+        arguments.docs.write_text(page(text, arguments.out.parent), encoding="utf-8")
+        return
     given = dict(word.split("=", 1) for word in arguments.settings)
     given = {
         k: v if not v.replace(".", "", 1).isdigit() else float(v) if "." in v else int(v) for k, v in given.items()

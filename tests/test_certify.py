@@ -1,7 +1,9 @@
-"""Certification: radii that no search breaks, rounding errors within their bounds, answers that never contradict."""
+"""Certification: radii that no search breaks, rounding errors within bounds, answers that never contradict."""
 
 import json
 import math
+import subprocess
+import sys
 
 import flint
 import pytest
@@ -16,7 +18,7 @@ from lipcert.data.digits import load_digits
 from lipcert.frozen import freeze
 from lipcert.proofs.audit import chain
 from lipcert.verified.rounding import U32, U64
-from test_training import command
+from test_training import ENVIRONMENT, command
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +329,25 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     rows = [json.loads(line) for line in (run / "certified.jsonl").read_text().splitlines()]
     assert len(rows) == 60
     assert max(map(len, certified.stdout.splitlines()[:-1])) <= 80
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "lipcert",
+    ]
+    words = ["certify", str(run), "--examples=60"]
+    two = subprocess.run(
+        [*launch, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False
+    )
+    assert two.returncode == 0, two.stderr
+    again = [json.loads(line) for line in (run / "certified.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in rows] == [row["prediction"] for row in again]
+    assert [row["radius"] for row in again] == pytest.approx([row["radius"] for row in rows], rel=1e-9, abs=1e-12)
+    assert two.stdout.count("Check it") == 1
     checked = command("check", str(run))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     weights = (run / "certificate.safetensors").read_bytes()

@@ -2,7 +2,7 @@
 
 The network is evaluated in float64, by matrix products, with a bound of the rounding error at *every* point of the
 ball carried along (docs/certificate.md): Z_k = ‖ẑ_k‖ + L·R + 2·err_k bounds what is computed anywhere in the ball
-of radius R, and err_{k+1} = L_k·err_k + e_k(Z_k). The radius is the smallest (f_y − f_j − 4E_yj)/(L·K_yj) over
+of radius R, and err_{k+1} = L_k·err_k + e_k(Z_k). The radius is the smallest (f_y − f_j − 3E_yj)/(L·K_yj) over
 all rivals.
 
 Rounding: norms and errors up, margins and radii down. Ties, NaN and infinities give radius 0. "real" arithmetic
@@ -40,7 +40,7 @@ class CertificationResult:
     lipschitz: float  # of the backbone, or of the whole map without a last linear layer
     arithmetic: str
     assumed: tuple[str, ...] = ()  # layers whose constant is a user's word
-    errors: Tensor | None = None  # (N,) float64: the largest rounding term 4E of each example
+    errors: Tensor | None = None  # (N,) float64: the largest rounding term 3E of each example
 
     @property
     def natural_accuracy(self) -> float:
@@ -193,11 +193,11 @@ def _certify_batch(
         terms = error_terms(links, err, norms, distances, labels, U64)
     else:
         terms = torch.zeros_like(margins)
-    quotients = (margins * DOWN - 4 * terms) * DOWN / constants * DOWN
+    quotients = (margins * DOWN - 3 * terms) * DOWN / constants * DOWN
     radii = torch.nan_to_num(quotients.amin(dim=1), 0.0, 0.0, 0.0).clamp_min(0.0)
     predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
     usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
-    return torch.where(usable, radii, 0.0), predictions, 4 * terms.amax(dim=1)
+    return torch.where(usable, radii, 0.0), predictions, 3 * terms.amax(dim=1)
 
 
 def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

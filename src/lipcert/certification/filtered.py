@@ -2,7 +2,7 @@
 
 For each input the float32 network runs with its proved error bound; if the margin exceeds it, the answer is that of
 exact arithmetic. Else the input runs again in float64; if that is not clear either, the answer is ``UNDECIDED``.
-Inside a certified ball float64 is always clear (the radius leaves 4E of margin), so there the answer is the
+Inside a certified ball float64 is always clear (the radius leaves 3E of margin), so there the answer is the
 certified one.
 
 Sums are blocked: n products in blocks of 64 lose g_{64 + n/64} instead of g_n, which is what makes float32 decide

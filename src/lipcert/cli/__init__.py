@@ -14,6 +14,7 @@ def main() -> None:
     from lipcert.cli.check import Check
     from lipcert.cli.data import Data
     from lipcert.cli.demo import Demo
+    from lipcert.cli.export import Export
     from lipcert.cli.importing import Import
     from lipcert.cli.models import Models
     from lipcert.cli.train import Train, parse_train
@@ -33,6 +34,7 @@ def main() -> None:
                 "certify": Certify,
                 "audit": Audit,
                 "check": Check,
+                "export": Export,
                 "data": Data,
                 "models": Models,
                 "import": Import,

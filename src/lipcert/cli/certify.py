@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from lipcert.certification.certify import CertificationResult
     from lipcert.data.dataset import ImageData
+    from lipcert.proofs.audit import Chain
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,6 @@ class Certify:
         import json
 
         from lipcert.certification.certificate import as_inputs, write_certificate
-        from lipcert.certification.certify import certify
         from lipcert.errors import positive_int
         from lipcert.frozen import freeze
         from lipcert.proofs.audit import chain
@@ -50,13 +54,46 @@ class Certify:
         frozen = freeze(load_model(self.run_folder))
         links = chain(frozen, tuple(images.images.shape[1:]))
         with progress_bar("certifying") as show:
-            result = certify(links, as_inputs(images.images), images.labels, batch_size=self.batch_size, show=show)
+            result = certify_shared(links, as_inputs(images.images), images.labels, self.batch_size, show)
+        if result is None:  # the first process writes and speaks
+            return 0
         about = f"{images.name} {images.split}"
         write_certificate(self.run_folder, links, frozen, images.images, result, about=about)
         rows = "".join(json.dumps(row) + "\n" for row in result.rows())
         write_atomically(self.run_folder / "certified.jsonl", lambda path: path.write_text(rows, encoding="utf-8"))
         print_result(result, radii, self.run_folder, about)
         return 0
+
+
+def certify_shared(
+    links: Chain, inputs: Tensor, labels: Tensor, batch_size: int, show: Callable[[int, int], object]
+) -> CertificationResult | None:
+    """``certify``, divided among the processes of torchrun; None in all but the first."""
+    import os
+    from dataclasses import replace
+
+    import torch
+    import torch.distributed as dist
+
+    from lipcert.certification.certify import certify
+
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return certify(links, inputs, labels, batch_size=batch_size, show=show)
+    dist.init_process_group("gloo")
+    part = certify(links, inputs[rank::world], labels[rank::world], batch_size=batch_size, show=show)
+    parts: list[CertificationResult] = [part] * world
+    dist.all_gather_object(parts, part)
+    dist.destroy_process_group()
+    if rank:
+        return None
+    whole: dict[str, Tensor] = {}
+    for name in ("radii", "correct", "predictions", "labels", "errors"):
+        pieces = [getattr(one, name) for one in parts]
+        whole[name] = torch.empty(len(labels), dtype=pieces[0].dtype)
+        for index, piece in enumerate(pieces):
+            whole[name][index::world] = piece
+    return replace(part, **whole)  # type: ignore[arg-type]
 
 
 def fraction(text: str) -> float:
@@ -92,6 +129,7 @@ def test_images(run: Path, data: str | None, root: Path | None) -> ImageData:
 
 def progress_bar(title: str):  # type: ignore[no-untyped-def]
     """A context that gives ``show(done, total)``; on stderr, gone when finished."""
+    import os
     from contextlib import contextmanager
 
     from rich.console import Console
@@ -100,7 +138,8 @@ def progress_bar(title: str):  # type: ignore[no-untyped-def]
     @contextmanager
     def bar():  # type: ignore[no-untyped-def]
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        first = os.environ.get("RANK", "0") == "0"
+        with Progress(*columns, console=Console(stderr=True), transient=True, disable=not first) as progress:
             task = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -1,0 +1,60 @@
+"""``lipcert export RUN --to FORMAT``: the frozen network as a file, compared with the proof after it is written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+NAMES = {
+    "torch": "frozen.safetensors",
+    "torch-export": "frozen.pt2",
+    "onnx": "frozen.onnx",
+    "safetensors": "certified.safetensors",
+}
+TAKEN = ("model.safetensors", "certificate.safetensors", "certificate.inputs.safetensors")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the frozen network for another program, read it back, prove it again. Exit 1 if anything changed."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
+    """A run folder, or its model.safetensors."""
+    to: Literal["torch", "torch-export", "onnx", "safetensors"]
+    """torch and safetensors are for lipcert.load_frozen, the second with the certificate inside; the others run."""
+    out: Path | None = None
+    """The file; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
+
+    def run(self) -> int:
+        from lipcert.exports.export import ExportChanged, export
+        from lipcert.exports.files import Certificate
+        from lipcert.frozen import freeze
+        from lipcert.training.checkpoint import load_model, load_spec
+
+        folder = self.run_folder if self.run_folder.is_dir() else self.run_folder.parent
+        out = folder / NAMES[self.to] if self.out is None else self.out
+        if out.name in TAKEN:
+            raise ValueError(f"--out must not have the name of a file of a run; got {out.name}. Choose another.")
+        model = load_model(self.run_folder)
+        certificate = Certificate.of_folder(folder)
+        if certificate is None and self.to == "safetensors":
+            raise ValueError(
+                f"safetensors needs certificate.json in {folder}; got none. Run lipcert certify first."
+            )
+        try:
+            report = export(
+                freeze(model),
+                out,
+                to=self.to,
+                input_shape=load_spec(self.run_folder).image_shape,
+                certificate=certificate,
+            )
+        except ExportChanged as change:
+            print(f"lipcert: {change}", file=sys.stderr)
+            return 1
+        print(report)
+        return 0

@@ -1,0 +1,30 @@
+"""docs/training.md shows what results/training holds."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def recipe():
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "benchmarks" / "recipe.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_results():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert recipe().page(text, ROOT / "results" / "training") == text
+    assert text.count("| 0.7071 |") == 1
+
+
+def test_the_recorded_runs_say_how_they_were_made():
+    for path in (ROOT / "results" / "training").glob("final-*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["command"].startswith("lipcert train")
+        assert result["config"]["validation"] == 0
+        row = result["metrics"][-1]
+        shares = [row["natural"], *(row[f"certified {r}"] for r in ("36/255", "72/255", "108/255", "1"))]
+        assert shares == sorted(shares, reverse=True)
