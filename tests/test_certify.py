@@ -230,6 +230,7 @@ def test_a_users_rule_is_assumed_and_said():
     labels = model(x).argmax(dim=1)
     result = lc.certify(model, x, labels, arithmetic="real")
     assert result.assumed == ("0",)
+    assert result.arithmetic == "real, up to the rounding of the logits"
     assert (
         lc.certify(model, x, labels).radii == 0
     ).all()  # no bound of its rounding is known: no radius in float64
@@ -375,3 +376,126 @@ def test_lower_bounds_are_below_upper_ones(trained):
     assert (report.pairwise >= torch.cdist(rows, rows) - 1e-12).all()
     assert (report.pairwise <= torch.cdist(rows, rows) + 1e-6).all()
     assert torch.isfinite(report.pairwise).all()
+
+
+def linear(weight, bias=None, dtype=torch.float32):
+    made = nn.Linear(len(weight[0]), len(weight), bias=bias is not None).to(dtype).requires_grad_(False)
+    made.weight.copy_(torch.tensor(weight, dtype=dtype))
+    if bias is not None:
+        made.bias.copy_(torch.tensor(bias, dtype=dtype))
+    return made
+
+
+def test_a_proof_keeps_its_numbers_when_the_network_moves_on():
+    first = linear([[1.0, 0.0], [0.0, 1.0]])
+    net = nn.Sequential(first, nn.ReLU(), linear([[1.0, 0.0], [0.0, 1.0]]))
+    links, predictor = chain(net, (2,)), lc.FilteredClassifier(net, (2,))
+    x, labels = torch.tensor([[1.0, 0.5]]), torch.tensor([0])
+    before, said = lc.certify(links, x, labels).radii, predictor(x).predictions
+    first.weight.mul_(-1000)
+    assert torch.equal(lc.certify(links, x, labels).radii, before)
+    assert torch.equal(predictor(x).predictions, said)
+
+
+def test_autocast_and_low_precision_products_are_kept_out():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 32, bias=False), nn.ReLU(), nn.Linear(32, 10))
+    predictor, x = lc.FilteredClassifier(net, (32,)), torch.randn(2000, 32)
+    plain = predictor(x).predictions
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(predictor(x).predictions, plain)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with pytest.raises(lc.NotCertified, match="highest"):
+            predictor(x)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_proof_for_one_shape_is_not_used_for_another():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1, padding_mode="circular"), nn.Flatten())
+    links = chain(net, (1, 4, 4))
+    for call in (
+        lambda: lc.certify(links, torch.rand(1, 1, 5, 5), torch.tensor([0])),
+        lambda: lc.output_interval(links, torch.rand(1, 1, 5, 5), 0.1),
+        lambda: lc.FilteredClassifier(net, (1, 4, 4))(torch.rand(1, 1, 5, 5)),
+    ):
+        with pytest.raises(ValueError, match=r"proof is for inputs of shape \(1, 4, 4\)"):
+            call()
+
+
+class _Loud(nn.Module):
+    def __call__(self, x):
+        return 1000 * super().__call__(x)
+
+
+class _Mixed(nn.Linear, _Loud):
+    pass
+
+
+def test_code_that_changes_a_known_module_is_refused():
+    mixed = _Mixed(2, 2, bias=False)
+    with pytest.raises(lc.NotCertified):
+        chain(nn.Sequential(mixed), (2,))
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    compiled.register_forward_hook(lambda module, inputs, output: -output)
+    with pytest.raises(lc.NotCertified, match="hook"):
+        chain(compiled, (2,))
+    lc.register_rule(Own, lambda module: -1.0)
+    with pytest.raises(lc.NotCertified, match="finite constant"):
+        chain(nn.Sequential(Own()), (2,))
+
+
+def test_real_arithmetic_is_about_the_exact_function():
+    """Logits that are equal but for the rounding of float64: nothing may be certified at x itself."""
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(50):
+        rows = torch.randn(1, 40, generator=generator, dtype=torch.float64)
+        order = torch.randperm(40, generator=generator)
+        weight = torch.zeros(2, 80, dtype=torch.float64)
+        weight[0, :40], weight[1, 40:] = rows, rows[:, order]
+        x = torch.randn(1, 40, generator=generator, dtype=torch.float64)
+        both = torch.cat((x, x[:, order]), dim=1)  # two sums of the same products
+        head = linear(weight.tolist(), dtype=torch.float64)
+        for label in (0, 1):
+            assert lc.certify(nn.Sequential(head), both, torch.tensor([label]), arithmetic="real").radii.item() == 0
+
+
+def test_the_ends_of_the_floating_point_range_give_no_false_radius():
+    wide = torch.zeros(2, 1001, dtype=torch.float64)
+    wide[0, :1000], wide[1, 1000] = 1e-40, 2e-39  # products of 1.5e-285 vanish one by one; together they win
+    head = linear(wide.tolist(), dtype=torch.float64)
+    x = torch.full((1, 1001), 1.5e-285, dtype=torch.float64)
+    assert lc.certify(nn.Sequential(head), x, torch.tensor([1])).radii.item() == 0
+    small = torch.zeros(2, 1001)
+    small[0, :1000], small[1, 1000] = 1e-30, 2e-29
+    answer = lc.FilteredClassifier(nn.Sequential(linear(small.tolist())), (1001,))(torch.full((1, 1001), 1e-16))
+    assert answer.predictions.item() != 1
+    tiny = torch.tensor([[3e-175, 1e-175]], dtype=torch.float64)  # its squares vanish: ‖x‖ is computed as 0
+    net = nn.Sequential(linear([[1 / 3, 1.0], [1.0, 1 / 3]], dtype=torch.float64), nn.ReLU(), nn.Identity())
+    assert lc.certify(net, tiny, torch.tensor([1])).radii.item() < 1e-170
+    bias = 2.0**24 * (1 - 2.0**-41)
+    far = nn.Sequential(linear([[1.0], [1.0]], [bias, 0.0], dtype=torch.float64))
+    assert lc.certify(far, torch.tensor([[0.0]]), torch.tensor([0])).radii.item() <= 2.0**50
+    pool = nn.Sequential(lc.L2Pool2d(2), nn.Flatten())
+    image = torch.zeros(1, 2, 2, 2, dtype=torch.float64)
+    image[0, 0], image[0, 1, 0, 0] = 1e-170, 1.5e-170
+    assert lc.certify(pool, image, torch.tensor([1])).radii.item() == 0
+    with pytest.raises(ValueError, match="batch_size"):
+        lc.certify(pool, image, torch.tensor([1]), batch_size=-1)
+
+
+def test_a_long_reflection_vector_has_its_own_rounding():
+    module = freeze(lc.Householder(2))
+    module.first.fill_(60.0)
+    module.second.fill_(80.0)
+    links = chain(nn.Sequential(module), (2,))
+    worst = 0.0
+    for x in torch.randn(200, 1, 2, dtype=torch.float64):
+        a, b = (flint.fmpq(*float(v).as_integer_ratio()) for v in x[0])
+        behind = min(60 * a + 80 * b, flint.fmpq(0))
+        exact = (a - 120 * behind, b - 160 * behind)
+        computed = links.parts[0].forward(x)[0]
+        off = [float(flint.fmpq(*float(c).as_integer_ratio()) - e) for c, e in zip(computed, exact, strict=True)]
+        worst = max(worst, math.hypot(*off) / float(links.parts[0].error_bound(x.norm(dim=1), U64)))
+    assert worst <= 1

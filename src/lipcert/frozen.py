@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.activations import SlopeRestricted
-from lipcert.algebra.gram import dense_columns, residual_columns
+from lipcert.algebra.gram import absolute_gram, dense_columns, residual_columns
 from lipcert.algebra.scale import alive
 from lipcert.errors import NotCertified
 from lipcert.layers import activation, affine, general, head, orthogonal, residual, shape
@@ -72,7 +72,7 @@ class FrozenResidual(nn.Module):
         super().__init__()
         self.sigma = sigma
         for name, tensor in (("weight", weight), ("gamma", gamma), ("bias", bias), ("witness", witness)):
-            self.register_buffer(name, tensor)
+            self.register_buffer(name, None if tensor is None else tensor.contiguous())
 
 
 class FrozenResidualLinear(FrozenResidual):
@@ -204,18 +204,18 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
     return kept if isinstance(kept, (FrozenResidual, FrozenHouseholder)) else kept.float()
 
 
-def verified_gamma(
-    target: np.ndarray, proved: Callable[[np.ndarray, bool], float], *, witness: bool
-) -> tuple[np.ndarray, bool]:
+def verified_gamma(target: np.ndarray, proved: Callable[[np.ndarray, bool], float]) -> tuple[np.ndarray, bool]:
     """(γ, whether the witness proves it): float32, at most ``target``, with ρ ≤ 1 for the stored weight.
 
     ``proved(γ, True)`` bounds ρ by the witness, ``proved(γ, False)`` otherwise. ρ is 1-homogeneous in γ, so
     dividing by a bound and rounding down needs no second proof.
     """
     gamma = float32_down(target * (1 - ROOM))
-    value = proved(gamma, True) if witness else math.inf
-    if not value <= 1 + 2.0**-20:  # the witness is not what T came from (a clamped ratio, another bound)
-        witness, value = False, proved(gamma, False)
+    value, witness = proved(gamma, True), True
+    if not value <= 1 + 2.0**-20:  # T did not come from this witness: another method may prove more
+        other = proved(gamma, False)
+        if not value <= other:
+            value, witness = other, False
     if not math.isfinite(value):
         raise NotCertified(
             "no bound of ρ could be proved for a layer; got values beyond floating point. Rescale it."
@@ -226,7 +226,7 @@ def verified_gamma(
 
 
 def _witness(layer: residual.ResidualLinear | residual.ResidualConv2d) -> np.ndarray | None:
-    """The q of T_i = Σ_j A_ij q_j/q_i: learned, or 1 for AOL; None for bounds of another kind."""
+    """The q of T_i = Σ_j A_ij q_j/q_i: learned, or 1 for AOL; None for bounds of another kind, see ``_search``."""
     bound, kind = layer.bound, type(layer.bound).__name__
     if kind == "AOL":
         return np.ones(layer.hidden)
@@ -236,6 +236,19 @@ def _witness(layer: residual.ResidualLinear | residual.ResidualConv2d) -> np.nda
     if getattr(bound, "form", "exp") == "shifted":
         return np.exp(np.clip(log_q, -40, 40)) + float(bound.epsilon)  # type: ignore[arg-type]
     return np.exp(np.clip(log_q - log_q.mean(), -40, 40))
+
+
+def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (n·groups,) → (n·groups,)
+    """A q for γ_i Σ_j A_ij q_j/q_i: √γ times the leading vector of Γ^½AΓ^½, found by power iteration."""
+    root = gamma.sqrt().view(len(overlaps), -1)
+    matrix = root[:, :, None] * overlaps * root[:, None, :]
+    x = torch.ones_like(root)
+    for _ in range(60):
+        x = (matrix @ x[:, :, None])[:, :, 0] + 1e-9 * x
+        x = x / x.amax(dim=1, keepdim=True).clamp_min(1e-300)
+    q = (x.clamp_min(1e-12) * root).flatten()
+    usable = torch.isfinite(q) & (q > 0)
+    return np.asarray(torch.where(usable, q, 1.0).cpu().numpy())
 
 
 def _residual(layer: Any) -> nn.Module:
@@ -253,16 +266,21 @@ def _residual(layer: Any) -> nn.Module:
     weight[~living] = 0.0
     target = torch.where(living, 1 / torch.where(living, t, 1.0), 0.0).cpu().numpy()
     array, q = weight.cpu().numpy(), _witness(layer)
+    if q is None:
+        stored = weight.double()
+        rows = residual_columns(stored, layer.stride, layer.groups) if convolutional else dense_columns(stored)
+        q = _search(absolute_gram(rows), torch.from_numpy(target))
     geometry = {"stride": layer.stride, "groups": layer.groups} if convolutional else {}
 
     def proved(gamma: np.ndarray, with_witness: bool) -> float:
         if convolutional:
             if with_witness:
                 return convolution.conv_rho_weighted(array, gamma, q, **geometry)
-            return convolution.conv_rho_bound(array, gamma, **geometry).value
-        return dense.rho_weighted(array, gamma, q) if with_witness else dense.rho_bound(array, gamma).value
+            found = convolution.conv_rho_bound(array, gamma, **geometry)
+            return convolution.by_grid_too(found, array, 2, **geometry).value
+        return dense.rho_weighted(array, gamma, q) if with_witness else dense.rho_cholesky(array, gamma)
 
-    gamma, by_witness = verified_gamma(target, proved, witness=q is not None)
+    gamma, by_witness = verified_gamma(target, proved)
     bias = None
     if layer.bias is not None:
         limit = float(torch.finfo(torch.float32).max) ** 0.5
@@ -338,7 +356,8 @@ def plain_conv2d(
 def _with_buffers(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
     """``module`` with stored tensors in place of what it had, so that nothing is left to train."""
     del module.weight, module.bias
-    module.register_buffer("weight", weight.detach().clone())
+    # Contiguous, as a file gives it back: another layout adds in another order.
+    module.register_buffer("weight", weight.detach().clone(memory_format=torch.contiguous_format))
     module.register_buffer("bias", None if bias is None else bias.detach().float().clone())
     return module
 

@@ -19,14 +19,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lipcert.errors import NotCertified
+from lipcert.errors import NotCertified, positive_int
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, array, g
+from lipcert.proofs.operation import ROUND, UNDERFLOW, array, g
 from lipcert.verified.rounding import U64, norm_up
 
 Arithmetic = Literal["float64", "real"]
 RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)
 DOWN = 1 - 2.0**-40
+FARTHEST = 2.0**400  # no radius is larger: beyond, norms might overflow
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def certify(
     Args:
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
         arithmetic: "float64", the claim includes the rounding of a float64 evaluation anywhere in the ball; or
-            "real", for the exact function alone (wider: also where no rounding bound is known).
+            "real", for the exact function alone. Where a layer has no rounding bound even the logits at x are only
+            as float64 computed them, and the result says so.
         show: called with (examples done, all) as it goes.
 
     Raises:
@@ -93,6 +95,8 @@ def certify(
         )
     links = model if isinstance(model, Chain) else chain(model, tuple(images.shape[1:]))
     require_provable(links)
+    require_shape(links, images)
+    positive_int("batch_size", batch_size)
     classes = max(2, links.parts[-1].shape[0])
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
@@ -117,7 +121,9 @@ def certify(
         predictions,
         labels.cpu().long(),
         links.backbone,
-        arithmetic,
+        arithmetic
+        if arithmetic == "float64" or _rounding_known(links)
+        else "real, up to the rounding of the logits",
         tuple(n for n, p in zip(links.names, links.parts, strict=True) if p.assumed),
         joined[2].double(),
     )
@@ -138,12 +144,28 @@ def require_provable(links: Chain) -> None:
         )
 
 
+def require_shape(links: Chain, images: Tensor) -> None:
+    """Raise ValueError unless the inputs have the shape that the constants were proved for."""
+    if tuple(images.shape[1:]) != links.input_shape:
+        raise ValueError(
+            f"the proof is for inputs of shape {links.input_shape}; got {tuple(images.shape[1:])}. Make the chain "
+            "or the classifier for the shape of these inputs."
+        )
+
+
 def walk(links: Chain, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The output, and ‖ẑ_k‖ of the input of every operation, rounded up."""
     sizes = []
     for part in links.parts:
-        sizes.append(x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)))
-        x = part.forward(x)
+        # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
+        sizes.append(x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400)
+        with torch.autocast(x.device.type, enabled=False):
+            made = part.forward(x)
+        if made.dtype != x.dtype:
+            raise NotCertified(
+                f"{part.op} must keep {x.dtype}; got {made.dtype}. Its rounding is not that of the proof."
+            )
+        x = made
     return x, sizes
 
 
@@ -168,10 +190,10 @@ def logit_errors(links: Chain, norms: Tensor, u: float) -> Tensor:  # (N,) → (
     if not links.headed:
         return torch.zeros(len(norms), classes, dtype=torch.float64)
     weight, bias = head_tensors(links)
-    known = math.isfinite(float(links.parts[-1].error_bound(torch.ones(1, dtype=torch.float64), u)))
+    known = torch.isfinite(links.parts[-1].error_bound(norms, u))[:, None]  # tensors and norms within range
     rows = torch.from_numpy(norm_up(array(weight), axis=1))
-    factor = g(weight.shape[1] + 1, u) if known else math.inf
-    return factor * (rows * norms[:, None] + bias.abs()) * ROUND
+    rounded = g(weight.shape[1] + 1, u) * (rows * norms[:, None] + bias.abs()) * ROUND + UNDERFLOW[u]
+    return torch.where(known, rounded, math.inf)
 
 
 def head_tensors(links: Chain) -> tuple[Tensor, Tensor]:
@@ -187,17 +209,22 @@ def _certify_batch(
     logits, sizes = walk(links, x)
     margins, distances = rivals_of(links, logits, labels)
     constants = (distances * (links.backbone * ROUND)).clamp_min(2.0**-1000)
-    naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0, 0.0, 0.0).clamp_min(0.0)
-    if arithmetic == "float64":
-        err, norms = errors_along(links, sizes, naive, U64)  # R = naive: at least the radius
-        terms = error_terms(links, err, norms, distances, labels, U64)
-    else:
-        terms = torch.zeros_like(margins)
-    quotients = (margins * DOWN - 3 * terms) * DOWN / constants * DOWN
-    radii = torch.nan_to_num(quotients.amin(dim=1), 0.0, 0.0, 0.0).clamp_min(0.0)
+    naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
+    ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
+    err, norms = errors_along(links, sizes, ball, U64)
+    terms = error_terms(links, err, norms, distances, labels, U64)
+    if arithmetic != "float64" and not _rounding_known(links):
+        terms = torch.zeros_like(terms)
+    quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
+    radii = torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0  # no negative zero
     predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
     usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
-    return torch.where(usable, radii, 0.0), predictions, 3 * terms.amax(dim=1)
+    return torch.where(usable, radii, 0.0), predictions, times * terms.amax(dim=1)
+
+
+def _rounding_known(links: Chain) -> bool:
+    one = torch.ones(1, dtype=torch.float64)
+    return all(bool(torch.isfinite(part.error_bound(one, U64)).all()) for part in links.parts)
 
 
 def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,6 +260,7 @@ def output_interval(
         raise ValueError(f"radius must be finite and at least 0; got {radius!r}. Pass the size of the ball.")
     links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
     require_provable(links)
+    require_shape(links, inputs)
     with torch.no_grad():
         outputs, sizes = walk(links, inputs.detach().double().cpu())
         err, norms = errors_along(links, sizes, torch.full((len(inputs),), float(radius)).double(), U64)
@@ -243,4 +271,5 @@ def output_interval(
         reach = rows * (links.backbone * radius * ROUND + 2 * err[:, None]) * ROUND
         slack = (reach + 2 * logit_errors(links, norms, U64)) * ROUND
         low, high = outputs - slack, outputs + slack
-        return low - low.abs() * 2.0**-50, high + high.abs() * 2.0**-50
+        low, high = low - low.abs() * 2.0**-50, high + high.abs() * 2.0**-50
+        return torch.where(low.isnan(), -math.inf, low), torch.where(high.isnan(), math.inf, high)

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lipcert.certification.certify import error_terms, errors_along, require_provable, rivals_of, walk
+from lipcert.certification.certify import (
+    error_terms,
+    errors_along,
+    require_provable,
+    require_shape,
+    rivals_of,
+    walk,
+)
+from lipcert.errors import NotCertified
 from lipcert.proofs.audit import Chain, chain
 from lipcert.proofs.operation import Shape
 from lipcert.verified.rounding import U32, U64
@@ -48,6 +56,12 @@ class FilteredClassifier:
     def __call__(self, images: Tensor) -> Answer:  # (N, …) float32
         if images.dtype != torch.float32:
             raise ValueError(f"expected float32 images; got {images.dtype}. The filter is about float32 inputs.")
+        if torch.get_float32_matmul_precision() != "highest":
+            raise NotCertified(
+                f"float32 products must be computed in float32; got {torch.get_float32_matmul_precision()!r} "
+                "precision. Call torch.set_float32_matmul_precision('highest')."
+            )
+        require_shape(self.exact, images)
         guesses, clear = _decide(self.fast, images, U32)
         again = ~clear
         if bool(again.any()):

@@ -127,7 +127,7 @@ def product(parts: tuple[Operation, ...]) -> float:
     total = 1.0
     for part in parts:
         if part.lipschitz != 1.0:
-            total = math.nextafter(total * part.lipschitz, math.inf)
+            total = math.nextafter(total * part.lipschitz, math.inf) if part.lipschitz else 0.0
     return total
 
 
@@ -198,7 +198,7 @@ def _rounding(parts: tuple[Operation, ...]) -> Any:
     def bound(x: Tensor) -> Tensor:
         err = torch.zeros(len(x), dtype=torch.float64)
         for part in parts:
-            size = (x.flatten(1).norm(dim=1) + err) * (1 + 2.0**-20)
+            size = (x.flatten(1).norm(dim=1) + err) * (1 + 2.0**-20) + 2.0**-400
             err = (part.lipschitz * err + part.error_bound(size, U64)) * (1 + 2.0**-20)
             x = part.forward(x)
         return err

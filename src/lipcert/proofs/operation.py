@@ -27,8 +27,8 @@ from lipcert.verified.rounding import U32, U64, norm_up
 
 Shape = tuple[int, ...]
 ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵³ to evaluate
-UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-60}  # of one operation whose tensors stay below LARGEST
-LARGEST = {U64: 2.0**200, U32: 2.0**40}
+UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-40}  # of one operation whose tensors stay below LARGEST
+LARGEST = {U64: 2.0**128, U32: 2.0**40}  # 2⁻¹²⁶·2⁴⁰ for each of 2²⁰ terms in 2²⁴ outputs: below 2⁻⁴⁰
 HUGE = {U64: 2.0**500, U32: 2.0**60}  # norms above it might overflow inside an operation: no bound is claimed
 CASTS = {U64: 0, U32: 3}  # a float64 tensor or factor that float32 works with is rounded first
 Error = Callable[[Tensor, float], Tensor]
@@ -216,6 +216,7 @@ def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, 
     image, kernel = (shape[1], shape[2]), array(weight)
     stride = _proved_stride(geometry, image)
     norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups)
+    norm = convolution.by_grid_too(norm, kernel, 1, stride, geometry.dilation, geometry.groups)
     out = geometry.outputs(image)
     kappa = convolution.conv_kappa(
         kernel, np.ones(len(kernel)), stride=stride, dilation=geometry.dilation, groups=geometry.groups
@@ -227,7 +228,7 @@ def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, 
         norm.method,
         lambda x: geometry.convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), block),
         affine_error(chained(math.prod(kernel.shape[1:]), block), kappa, bias_norm(bias, None, math.prod(out))),
-        {"weight": weight, "bias": bias, **_placed(geometry)} if _in_format(geometry) else None,
+        {"weight": weight, "bias": bias, **_placed(geometry)} if _in_format(geometry, image) else None,
         largest=largest(weight, bias),
     )
 
@@ -246,7 +247,7 @@ def residual(
     require_slopes(sigma)
     stored, weights = array(weight), array(gamma)
     q = None if witness is None else array(witness).astype(np.float64)
-    positions, more = 1, {}
+    positions, more, image = 1, {}, (1, 1)
     if geometry is None:
         rho, kappa = dense_rho(stored, weights, q), dense.kappa(stored, weights)
         terms = (chained(stored.shape[1], block), chained(stored.shape[0], block))
@@ -285,7 +286,7 @@ def residual(
         rho.method,
         forward,
         error,
-        fields if known and dense_or_format and (geometry is None or _in_format(geometry)) else None,
+        fields if known and dense_or_format and (geometry is None or _in_format(geometry, image)) else None,
         claim=1.0,
         largest=largest(weight, gamma, bias),
     )
@@ -314,7 +315,7 @@ def _conv_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None, place
         value = convolution.conv_rho_weighted(weight, gamma, q, **placed)
         if value <= 1:
             return dense.Bound(value, "row sums")
-    return convolution.conv_rho_bound(weight, gamma, q, **placed)
+    return convolution.by_grid_too(convolution.conv_rho_bound(weight, gamma, q, **placed), weight, 2, **placed)
 
 
 def _proved_stride(geometry: Geometry, image: tuple[int, int]) -> tuple[int, int]:
@@ -331,9 +332,12 @@ def _proved_stride(geometry: Geometry, image: tuple[int, int]) -> tuple[int, int
     )
 
 
-def _in_format(geometry: Geometry) -> bool:
+def _in_format(geometry: Geometry, image: tuple[int, int]) -> bool:
     top, bottom, left, right = geometry.padding
-    return geometry.dilation == (1, 1) and (top, left) == (bottom, right)
+    divides = all(size % s == 0 for size, s in zip(image, geometry.stride, strict=True))
+    small = all(2 * p < k for p, k in zip((top, left), geometry.kernel_size, strict=True))
+    placed = geometry.padding_mode == "zeros" or (divides and small)
+    return geometry.dilation == (1, 1) and (top, left) == (bottom, right) and placed
 
 
 def _placed(geometry: Geometry) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Which operation a module is: the layers of lipcert once frozen, and what torch.nn offers beside them.
 
 A rule looks at the exact type, the stored tensors and the shape that arrives; a subclass of a product of torch.nn
-that overrides nothing but its construction (as layers with parametrizations do) is what it inherits. A module without a rule is refused by
-name, never counted as 1. A user may add a rule for a type; its constant is then ASSUMED, and every report says so.
+that replaces nothing but its construction, as parametrised layers do, is what it inherits. A module without a rule
+is refused by name, never counted as 1. A user may add a rule for a type; its constant is then ASSUMED, and every
+report says so.
 
 Rounding: constants up. An unknown geometry (reflect padding, overlapping maxima) has no rule.
 """
@@ -29,7 +30,7 @@ from lipcert.proofs import operation as op
 from lipcert.proofs.operation import Geometry, Operation, Shape, relative_error
 from lipcert.verified.convolution import conv_kappa
 from lipcert.verified.dense import kappa as dense_kappa
-from lipcert.verified.rounding import up
+from lipcert.verified.rounding import U32, U64, up
 
 ROOM = 1 + 2.0**-28
 _HARMLESS = ("__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__", "extra_repr")
@@ -65,6 +66,7 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """Children of nn.Sequential in order; torch.compile's wrapper opened; lipcert's training layers frozen."""
     kind = type(module)
     if (kind.__module__, kind.__qualname__) == ("torch._dynamo.eval_frame", "OptimizedModule"):
+        require_no_hooks(module, patches=False)  # the wrapper sets its own forward
         return _leaves(module.get_submodule("_orig_mod"), name)
     if kind is nn.Sequential:
         require_no_hooks(module)
@@ -74,11 +76,8 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
             if child is not None
             for leaf in _leaves(child, f"{name}.{key}" if name else key)
         ]
-    if parametrize.is_parametrized(module):  # the values of this moment, in a plain module of the original type
-        module = copy.deepcopy(module)
-        for tensor in list(module.parametrizations):  # type: ignore[arg-type]
-            parametrize.remove_parametrizations(module, tensor, leave_parametrized=True)
-        return _leaves(module, name)
+    if parametrize.is_parametrized(module):
+        return _leaves(_present_values(module), name)
     if kind in frozen.RULES:
         return _leaves(frozen.freeze(module), name)
     base = None if kind in _ASSUMED else _inherited(kind)
@@ -88,11 +87,36 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return [(name, module)]
 
 
+def _present_values(module: nn.Module) -> nn.Module:
+    """A parametrised module as one of its original type with the values of this moment.
+
+    Not by ``remove_parametrizations``: that changes the class, which a copy shares with the module of the caller.
+    """
+    source = copy.deepcopy(module)  # evaluating a parametrization may move its buffers
+    kind = parametrize.type_before_parametrizations(source)
+    plain = kind.__new__(kind)
+    plain.__dict__ = {
+        key: copy.copy(value) if key in ("_parameters", "_buffers", "_modules") else value
+        for key, value in source.__dict__.items()
+    }
+    del plain._modules["parametrizations"]
+    for tensor in source.parametrizations:  # type: ignore[union-attr]
+        first, again = (getattr(source, tensor).detach().clone() for _ in range(2))
+        if not torch.equal(first, again):
+            raise NotCertified(
+                f"{kind.__qualname__}: the {tensor} must be the same at every call; got one that changes. Call "
+                ".eval() first."
+            )
+        plain._parameters[tensor] = nn.Parameter(again, requires_grad=False)
+    return plain
+
+
 def _inherited(kind: type) -> type | None:
     """The product of torch.nn that ``kind`` is a subclass of, if it adds methods at most and replaces none."""
-    for base in kind.__mro__:
+    for index, base in enumerate(kind.__mro__):
         if base in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
-            return None if base is kind else base
+            inherits = base is not kind and kind.__mro__[index:] == base.__mro__  # else a mixin comes after it
+            return base if inherits else None
         for name, value in vars(base).items():
             if name not in _HARMLESS and (not isinstance(value, FunctionType) or hasattr(nn.ConvTranspose2d, name)):
                 return None
@@ -105,7 +129,12 @@ def rule(
     """The operation that ``module`` is for inputs of that shape (without the batch)."""
     kind = type(module)
     if kind in _ASSUMED:
+        require_no_hooks(module)
         constant = float(_ASSUMED[kind](module))
+        if not 0 <= constant < math.inf:
+            raise NotCertified(
+                f"the rule registered for it must give a finite constant ≥ 0; got {constant}. Correct it."
+            )
         module = _as(module, dtype)
         out = _shape_after(module, shape_in)
         return Operation(_name(kind), out, constant, "assumed", module, None, None, constant, assumed=True)
@@ -125,7 +154,7 @@ def rule(
             "no rule proves a constant for this module. Replace it, or vouch for it with lipcert.register_rule."
         )
     if kind in _PRODUCTS:
-        return _PRODUCTS[kind](module, shape_in, block)
+        return _PRODUCTS[kind](copy.deepcopy(module), shape_in, block)  # a proof about numbers that stay
     assert made is not None
     return made(_as(module, dtype), shape_in)
 
@@ -139,7 +168,7 @@ def _as(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _name(kind: type) -> str:
-    return kind.__qualname__
+    return f"<{kind.__qualname__}>"  # never the name of an operation that is known
 
 
 @torch.no_grad()
@@ -236,7 +265,7 @@ def _batch_norm(module: Any, shape_in: Shape) -> Operation:
 
 def _scale(module: shape.Scale, shape_in: Shape) -> Operation:
     factor = abs(module.factor)
-    fields = {"factor": float(module.factor).hex()}
+    fields = {"factor": float(module.factor).hex()} if 2.0**-100 <= factor <= 2.0**100 else None
     return Operation("scale", shape_in, factor, "exact", module, relative_error(1, factor), fields, largest=factor)
 
 
@@ -293,7 +322,12 @@ def _max_pool(module: Any, shape_in: Shape) -> Operation:
 
 def _l2_pool(module: shape.L2Pool2d, shape_in: Shape) -> Operation:
     size = math.prod(module.kernel_size)
-    error = relative_error(size + 4, 1.0)
+    root = math.sqrt(math.prod(shape_in))
+
+    def error(norms: Tensor, u: float) -> Tensor:  # squares underflow below 2⁻⁵¹¹ (2⁻⁶³)
+        lost = {U64: 2.0**-500, U32: 2.0**-58}[u] * root
+        return relative_error(size + 4, 1.0)(norms, u) + lost
+
     return Operation("l2_pool", _shape_after(module, shape_in), 1.0, "norms", module, error, None)
 
 
@@ -399,9 +433,10 @@ def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation
     _require_own_batch(module.dim, shape_in)
     squares = module.first.double().square() + module.second.double().square()
     rho = up(float(squares.max()), 4)
-    error = op.residual_error(max(1.0, rho), 2.0, 0.0, (2, 2))
+    error = op.residual_error(rho, math.sqrt(rho) * op.ROUND, 0.0, (2, 2))  # κ = ‖|v|‖ = √ρ
     constant = max(1.0, math.nextafter(2 * rho - 1, math.inf))
-    return Operation("householder", shape_in, constant, "vectors", module, error, None, claim=1.0)
+    big = op.largest(module.first, module.second)
+    return Operation("householder", shape_in, constant, "vectors", module, error, None, claim=1.0, largest=big)
 
 
 def _require_own_batch(dim: int | str, shape_in: Shape) -> None:
