@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.certification.radius import certified_radii as certified_radii
     from lipcert.data.registry import load_data as load_data
     from lipcert.errors import NotCertified as NotCertified
+    from lipcert.exports.export import export as export
+    from lipcert.exports.files import load_frozen as load_frozen
+    from lipcert.exports.hub import CertifiedModel as CertifiedModel
     from lipcert.frozen import freeze as freeze
     from lipcert.layers.activation import Abs as Abs
     from lipcert.layers.activation import GroupSort as GroupSort
@@ -61,6 +64,9 @@ _HOME = {
     "CertificationResult": "certification.certify",
     "output_interval": "certification.certify",
     "FilteredClassifier": "certification.filtered",
+    "export": "exports.export",
+    "load_frozen": "exports.files",
+    "CertifiedModel": "exports.hub",
     "load_model": "training.checkpoint",
     "certified_radii": "certification.radius",
     "NotCertified": "errors",

@@ -4,13 +4,14 @@ The constants are proved from the tensors of the *file*. The program in it must 
 evaluation within the proved error bound of float32 (docs/certificate.md, u = 2⁻²⁴, sums in any order), and within
 SLACK·ε of the largest vector on the way, which is far tighter and what an honest runtime achieves.
 
-Rounding: error bounds up. The certificate is about real and float64 arithmetic; an exported program runs in float32.
+Rounding: error bounds up. A certificate is about real and float64 arithmetic; an exported program runs in float32.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,7 +30,12 @@ from lipcert.proofs.operation import ROUND, Shape, array
 from lipcert.verified.rounding import U32, U64, norm_up
 
 Format = Literal["torch", "torch-export", "onnx", "safetensors"]
-SUFFIX: dict[str, str] = {"torch": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+SUFFIX: dict[str, str] = {
+    "torch": ".safetensors",
+    "torch-export": ".pt2",
+    "onnx": ".onnx",
+    "safetensors": ".safetensors",
+}
 SLACK = 1024  # multiples of ε: some ten per layer, for a hundred layers
 
 
@@ -53,7 +59,9 @@ class ExportReport:
     def __str__(self) -> str:
         source = "the frozen network" if self.certificate is None else "certificate.json"
         left = f"; {self.witnesses} witnesses are of the proof alone and stay with it" if self.witnesses else ""
-        allowed = f"{self.allowed:.1e} are allowed by its proof" if math.isfinite(self.allowed) else "no proof bounds it"
+        allowed = (
+            f"{self.allowed:.1e} are allowed by its proof" if math.isfinite(self.allowed) else "no proof bounds it"
+        )
         return (
             f"{self.path}\n"
             f"{self.tensors} tensors equal those of {source} bit for bit{left}.\n"
@@ -92,15 +100,24 @@ def export(
         raise ValueError(f"a file for {to} must end in {SUFFIX[to]}; got {path.name}. Rename it.")
     if not isinstance(network, nn.Module) or next(iter(network.parameters()), None) is not None:
         raise ValueError("expected a frozen network; got one with parameters. Pass lipcert.freeze(model).")
+    network = copy.deepcopy(network).cpu().eval()
     if not isinstance(network, nn.Sequential):
-        network = nn.Sequential()
+        network = nn.Sequential(OrderedDict(network=network))
     links = chain(network, shape)
     require_provable(links)
     if any(part.assumed for part in links.parts):
-        raise NotCertified("an exported network is proved; got a layer whose constant is a user's word. Replace it.")
+        raise NotCertified(
+            "an exported network is proved; got a layer whose constant is a user's word. Replace it."
+        )
     _require_certified(links, to, certificate)
     with unfinished(path) as file:
-        _write(file, network, links, to, certificate)
+        try:
+            _write(file, network, links, to, certificate)
+        except RuntimeError as error:  # torch's word for a full disk and for what it cannot translate
+            first = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            raise ValueError(
+                f"{path} could not be written; got {first}. Free some space, or use --to torch."
+            ) from None
         tensors, run = _read(file, to)
         again, count = _compared(network, links, tensors, to)
         proved = chain(again, shape)
@@ -133,7 +150,9 @@ def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (
 def _require_certified(links: Chain, to: Format, certificate: Certificate | None) -> None:
     if certificate is None:
         if to == "safetensors":
-            raise ValueError("safetensors carries the certificate; got a network without one. Run lipcert certify first.")
+            raise ValueError(
+                "safetensors carries the certificate; got a network without one. Run lipcert certify first."
+            )
         return
     if different := certificate.differs_from(describe(links)):
         raise ValueError(
@@ -169,7 +188,9 @@ def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Fo
     if to == "onnx":  # a graph holds what it computes with
         expected = {name: value for name, value in own.items() if not name.endswith("witness")}
     if different := tensors_differ({name: sha256_of(value) for name, value in expected.items()}, found):
-        raise ExportChanged(f"the exported file must hold the proved numbers; got another {different}. It was deleted.")
+        raise ExportChanged(
+            f"the exported file must hold the proved numbers; got another {different}. It was deleted."
+        )
     again = copy.deepcopy(network)
     again.load_state_dict({**own, **found})
     return again, len(found)
@@ -180,10 +201,11 @@ def _compare_outputs(links: Chain, run: Any, x: Tensor, path: Path) -> tuple[flo
     logits, bound, size = float32_bound(links, x)
     with torch.no_grad():
         found = torch.cat([run(x[:1]), run(x[1:])]) if len(x) > 1 else run(x)  # two sizes of the batch
-    difference = (found.double() - logits).abs()
+    fits = found.shape == logits.shape
+    difference = (found.double() - logits).abs() if fits else torch.full_like(logits, math.inf)
     limit = bound.clamp_max(SLACK * 2 * U32 * max(size, 1.0))
-    if found.shape != logits.shape or not bool((difference <= limit).all()):
-        worst = float(difference.max()) if found.shape == logits.shape else math.inf
+    if not bool((difference <= limit).all()):
+        worst = float(difference.max())
         raise ExportChanged(
             f"{path.name} must compute the proved network; got logits that differ by {worst:.1e}. It was deleted."
         )

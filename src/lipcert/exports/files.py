@@ -1,8 +1,8 @@
-"""Tensor files with the network in their header: ``load_frozen`` reads them, and so does anything that reads safetensors.
+"""Tensor files with the network in their header, for ``load_frozen`` and for anything that reads safetensors.
 
-The header holds either the layers alone (``lipcert_layers``) or a whole certificate (``lipcert_certificate``, and its
-sha256). A file under its final name has been compared with the network it came from: it is written beside, in a
-folder of its own, and moved when that has succeeded. Reading executes nothing.
+The header holds either the layers alone (``lipcert_layers``) or a whole certificate (``lipcert_certificate`` and
+its sha256). Files are written in a folder of their own beside their place and moved when they are complete: what
+has the final name has been read back and compared. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _require_same(certificate: Certificate, tensors: dict[str, Tensor], path: Path) -> None:
     if different := tensors_differ(certificate.content["tensors"], tensors):
-        raise ValueError(f"{path} must hold the tensors of its certificate; got a change in {different}. Export again.")
+        raise ValueError(
+            f"{path} must hold the tensors of its certificate; got a change in {different}. Export again."
+        )
 
 
 def _well_formed(content: dict[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """A frozen network as a program: torch.export and ONNX, with the batch free, and their tensors read back.
 
 Nothing is folded: a constant computed in advance would be a tensor that no proof is about. So the ONNX graph is not
-optimised here (a runtime does that for itself), and the reader takes floating constants of one entry only besides the
-tensors of the network. Paths of this machine, which both exporters note down, are removed.
+optimised here (a runtime does that for itself), and the reader reports every floating constant of more than one
+entry. Paths of this machine, which both exporters note down, are removed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def read_torch_export(path: Path) -> tuple[dict[str, Tensor], Run]:
 
 
 def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], notes: dict[str, str]) -> None:
-    onnx = extra("onnx")
-    extra("onnxscript")
+    onnx, _, _ = (extra(name) for name in ("onnx", "onnxscript", "onnxruntime"))  # the last to compare
     with _quiet():
         made = torch.onnx.export(
             _program(network, input_shape),
@@ -62,10 +61,12 @@ def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], not
         )
     assert made is not None
     model = made.model_proto
-    for place in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
+    graph = model.graph
+    del graph.value_info[:]  # shapes that every reader infers for itself
+    for place in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         del place.metadata_props[:]
-    for tensor in model.graph.initializer:
-        del tensor.metadata_props[:]
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"  # torch calls it s31, or so
     onnx.helper.set_model_props(model, notes)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
@@ -80,7 +81,9 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             value = onnx.numpy_helper.to_array(attribute.t) if attribute.HasField("t") else attribute.floats
-            if len(attribute.floats) > 1 or (attribute.HasField("t") and value.dtype.kind == "f" and value.size > 1):
+            if len(attribute.floats) > 1 or (
+                attribute.HasField("t") and value.dtype.kind == "f" and value.size > 1
+            ):
                 found[f"{node.output[0]} (constant)"] = np.array(value)
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
 

@@ -63,7 +63,9 @@ def rebuild(layers: list[Any], tensors: dict[str, Tensor]) -> nn.Sequential:
         raise ValueError(f"layers must come in the order of their names; got {names}. Export again.")
     if set(network.state_dict()) != set(tensors):
         odd = sorted(set(network.state_dict()) ^ set(tensors))
-        raise ValueError(f"tensors must be those of the layers, by name; got a difference in {odd[:3]}. Export again.")
+        raise ValueError(
+            f"tensors must be those of the layers, by name; got a difference in {odd[:3]}. Export again."
+        )
     return network.eval()
 
 
@@ -125,7 +127,9 @@ class _Fields:
         found = self.tensors.get(name)
         if found is None:
             raise self.wrong(key, name, "the name of a stored tensor")
-        fits = found.ndim == len(sizes) and all(n > 0 and s in (None, n) for n, s in zip(found.shape, sizes, strict=True))
+        fits = found.ndim == len(sizes) and all(
+            n > 0 and s in (None, n) for n, s in zip(found.shape, sizes, strict=True)
+        )
         if found.dtype != dtype or not fits:
             shape = tuple("any" if size is None else size for size in sizes)
             raise self.wrong(key, f"{found.dtype} {tuple(found.shape)}", f"{dtype} {shape}")

@@ -1,0 +1,537 @@
+"""Exported files hold the proved numbers bit for bit and compute the proved function; all else is refused."""
+
+import copy
+import json
+import math
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import lipcert as lc
+from lipcert.certification.certificate import write_certificate
+from lipcert.certification.certify import certify
+from lipcert.cli.export import Export
+from lipcert.exports import export as room
+from lipcert.exports import programs
+from lipcert.exports.export import ExportChanged, example_inputs, export, float32_bound
+from lipcert.exports.files import Certificate
+from lipcert.models.presets import model_spec
+from lipcert.proofs.audit import chain
+from lipcert.training.checkpoint import save_weights
+
+SMALL = {"image_shape": (1, 8, 8), "channels": 8, "conv_layers": 2, "conv_hidden": 6, "dense_layers": 2}
+SMALL["dense_hidden"] = 24
+EPS = 2.0**-23
+
+
+def randomised(model):
+    """Parameters away from their start, as training leaves them; logits of ordinary size."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def preset(name, **overrides):
+    return lambda: (randomised(lc.create_model(name, **SMALL, **overrides)), (1, 8, 8))
+
+
+def convolutions():  # stride, circular padding, groups, pools and sorts
+    layers = [
+        lc.Normalize([0.5] * 4, [0.25, 0.5, 0.5, 1.0]),
+        lc.ResidualConv2d(4, 6, 3, stride=2),
+        lc.ResidualConv2d(4, 6, 3, padding_mode="circular"),
+        lc.ResidualConv2d(4, 6, 3, stride=2, padding_mode="circular", bound="spectral"),
+        lc.AffineConv2d(4, 4, 3, padding=1, groups=2),
+        lc.MaxMin(),
+        lc.GroupSort(4),
+        nn.ReLU(),
+        lc.ScaledAvgPool2d(2),
+        lc.PadImage(3),
+        lc.Scale(0.7),
+        nn.Flatten(),
+        lc.NormalizedHead(144, 5),
+    ]
+    return randomised(nn.Sequential(*layers)), (4, 8, 8)
+
+
+def beyond_the_format():
+    parts = [
+        nn.Flatten(),
+        lc.ResidualLinear(16, 8, activation="tanh"),
+        lc.Householder(16),
+        lc.GeneralLinear(16, 8, 4),
+    ]
+    return randomised(nn.Sequential(*parts)), (4, 4)
+
+
+IN_FORMAT = {
+    "sll": preset("sll_nano"),
+    "sn": preset("sn_nano"),
+    "orthogonal": preset("orthogonal_nano"),
+    "cpl": preset("cpl_nano"),
+    "convolutions": convolutions,
+}
+NETWORKS = {**IN_FORMAT, "beyond the format": beyond_the_format}
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """Name → (frozen network, shape of an input)."""
+    torch.manual_seed(0)
+    made = {name: make() for name, make in NETWORKS.items()}
+    return {name: (lc.freeze(model), shape) for name, (model, shape) in made.items()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder of sll_nano, certified on some test digits."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    folder.mkdir()
+    spec = model_spec("sll_nano", **SMALL)
+    model = randomised(lc.create_model("sll_nano", **SMALL))
+    save_weights(folder, model.state_dict(), spec)
+    network, data = lc.freeze(model), lc.load_data("digits", "test")
+    links, images = chain(network, (1, 8, 8)), data.images[:12]
+    guesses = network(images.float() / 255).argmax(dim=1)  # an untrained network is right about its own answers
+    result = certify(links, images.float() / 255, guesses)
+    write_certificate(folder, links, network, images, result, about="digits test")
+    assert len(Certificate.of_folder(folder).content["claims"]) > 6
+    return folder
+
+
+@pytest.fixture(scope="module")
+def good_onnx(run):
+    """The bytes of an export of that run that succeeded."""
+    assert Export(run, to="onnx").run() == 0
+    path = run / "frozen.onnx"
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+def copied(run, tmp_path):
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def no_leftovers(folder, *names):
+    return sorted(p.name for p in folder.iterdir()) == sorted(names)
+
+
+# --- The frozen network itself ---
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_copies_of_a_frozen_network_compute_the_same_bits(frozen, name):
+    network, shape = frozen[name]
+    x = example_inputs(shape, 3)
+    expected = network(x)
+    assert torch.equal(copy.deepcopy(network)(x), expected)
+    blank = copy.deepcopy(network)
+    for buffer in blank.buffers():
+        buffer.zero_()
+    assert not torch.equal(blank(x), expected)
+    assert not any(blank.load_state_dict(network.state_dict()))
+    assert torch.equal(blank(x), expected)
+
+
+@pytest.mark.parametrize("name", ["sll", "convolutions"])
+def test_a_compiled_network_computes_the_same_and_is_audited(frozen, name):
+    network, shape = frozen[name]
+    x = example_inputs(shape, 3)
+    compiled = torch.compile(network, backend="aot_eager")  # inductor would need a C++ compiler
+    assert torch.allclose(compiled(x), network(x), rtol=0, atol=64 * EPS * float(network(x).abs().max()))
+    assert chain(compiled, shape).backbone == chain(network, shape).backbone
+
+
+# --- Every format ---
+
+
+@pytest.mark.parametrize("name", IN_FORMAT)
+def test_load_frozen_gives_the_same_network(frozen, tmp_path, name):
+    network, shape = frozen[name]
+    report = export(network, tmp_path / "n.safetensors", to="torch", input_shape=shape)
+    again = lc.load_frozen(tmp_path / "n.safetensors")
+    x = example_inputs(shape, 3)
+    assert torch.equal(again(x), network(x))
+    assert again.state_dict().keys() == network.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in network.state_dict().items())
+    assert not again.training
+    assert report.tensors == len(network.state_dict())
+    assert report.lipschitz == chain(network, shape).backbone
+    export(again, tmp_path / "m.safetensors", to="torch", input_shape=shape)
+    assert (tmp_path / "m.safetensors").read_bytes() == (tmp_path / "n.safetensors").read_bytes()
+    assert no_leftovers(tmp_path, "m.safetensors", "n.safetensors")
+
+
+def close(found, links, x):
+    """Within the proved bound of float32, and 64·ε of the logits: what a sum of some hundred terms loses."""
+    logits, bound, _ = float32_bound(links, x)
+    difference = (found.double() - logits).abs()
+    return bool((difference <= bound).all()) and float(difference.max()) <= 64 * EPS * float(logits.abs().max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_torch_export_keeps_every_bit(frozen, tmp_path, name):
+    network, shape = frozen[name]
+    report = export(network, tmp_path / "n.pt2", to="torch-export", input_shape=shape)
+    assert (report.tensors, report.witnesses) == (len(network.state_dict()), 0)
+    program = torch.export.load(tmp_path / "n.pt2")
+    for size in (1, 3):
+        x = example_inputs(shape, size)
+        assert torch.equal(program.module()(x), network(x))
+    assert str(Path(lc.__file__).parent).encode() not in (tmp_path / "n.pt2").read_bytes()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_onnx_keeps_every_bit_and_agrees_with_onnxruntime(frozen, tmp_path, name):
+    import onnx
+
+    network, shape = frozen[name]
+    report = export(network, tmp_path / "n.onnx", to="onnx", input_shape=shape)
+    witnesses = sum(key.endswith("witness") for key in network.state_dict())
+    assert (report.tensors, report.witnesses) == (len(network.state_dict()) - witnesses, witnesses)
+    assert math.isfinite(report.allowed) == (name in IN_FORMAT)
+    tensors, run_onnx = programs.read_onnx(tmp_path / "n.onnx")
+    links = chain(network, shape)
+    for size in (1, 3, 7):
+        x = example_inputs(shape, size)
+        assert close(run_onnx(x), links, x)
+    model = onnx.load(tmp_path / "n.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", programs.OPSET)]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert set(tensors) == {key for key in network.state_dict() if not key.endswith("witness")}
+    assert str(Path(lc.__file__).parent).encode() not in (tmp_path / "n.onnx").read_bytes()
+
+
+# --- What is refused ---
+
+
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_an_operation_that_no_checker_knows_is_refused(frozen, tmp_path, to):
+    network, shape = frozen["beyond the format"]
+    with pytest.raises(ValueError, match=r"no operation for 1|carries the certificate"):
+        export(network, tmp_path / "n.safetensors", to=to, input_shape=shape)
+    assert no_leftovers(tmp_path)
+
+
+def test_what_is_not_a_frozen_network_is_refused(frozen, tmp_path):
+    network, shape = frozen["sll"]
+    lenient = nn.Sequential(network, nn.Hardswish())
+    for model, kind in ((lc.create_model("sll_nano", **SMALL), "parameters"), (lenient, "Hardswish")):
+        with pytest.raises(ValueError, match=kind):
+            export(model, tmp_path / "n.onnx", to="onnx", input_shape=shape)
+    with pytest.raises(ValueError, match=r"\.onnx"):
+        export(network, tmp_path / "n.pt2", to="onnx", input_shape=shape)
+    with pytest.raises(ValueError, match="folder"):
+        export(network, tmp_path / "none" / "n.safetensors", to="torch", input_shape=shape)
+    with pytest.raises(ValueError, match="must be one of"):
+        export(network, tmp_path / "n.pth", to="pickle", input_shape=shape)
+    assert no_leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named(frozen, tmp_path, monkeypatch, package):
+    network, shape = frozen["sll"]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"{package}.*pip install 'lipcert\[export\]'"):
+        export(network, tmp_path / "n.onnx", to="onnx", input_shape=shape)
+    assert no_leftovers(tmp_path)
+
+
+def one_bit(model):
+    raw = bytearray(model.graph.initializer[3].raw_data)
+    raw[0] ^= 1
+    model.graph.initializer[3].raw_data = bytes(raw)
+
+
+def folded(model):  # 2γ as a constant of its own
+    import onnx
+
+    gamma = next(t for t in model.graph.initializer if t.name.endswith("gamma"))
+    node = onnx.helper.make_node(
+        "Constant", [], ["twice"], value=onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(gamma))
+    )
+    model.graph.node.insert(0, node)
+
+
+def other_sign(model):  # the same tensors, another function
+    next(n for n in reversed(model.graph.node) if n.op_type == "Sub").op_type = "Add"
+
+
+@pytest.mark.parametrize(("change", "found"), [(one_bit, "tensor"), (folded, "constant"), (other_sign, "differ")])
+def test_a_changed_file_is_deleted_with_exit_code_1(run, good_onnx, tmp_path, monkeypatch, capsys, change, found):
+    import onnx
+
+    def spoiled(path, *_):
+        model = onnx.load_model_from_string(good_onnx)
+        change(model)
+        onnx.save(model, path)
+
+    monkeypatch.setattr(programs, "write_onnx", spoiled)
+    assert Export(run, to="onnx", out=tmp_path / "n.onnx").run() == 1
+    assert found in capsys.readouterr().err
+    assert no_leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("to", ["torch", "torch-export"])
+def test_a_changed_tensor_is_found_in_every_format(frozen, tmp_path, monkeypatch, to):
+    network, shape = frozen["convolutions"]
+    read = room._read
+
+    def flipped(file, kind):
+        tensors, program = read(file, kind)
+        name = sorted(tensors)[0]
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[0] *= 1 + EPS
+        return tensors, program
+
+    monkeypatch.setattr(room, "_read", flipped)
+    with pytest.raises(ExportChanged, match="tensor"):
+        export(network, tmp_path / f"n{room.SUFFIX[to]}", to=to, input_shape=shape)
+    assert no_leftovers(tmp_path)
+
+
+# --- With a certificate ---
+
+
+def test_safetensors_carries_the_certificate(run, tmp_path, capsys):
+    out = tmp_path / "c.safetensors"
+    assert Export(run, to="safetensors", out=out).run() == 0
+    assert "those of certificate.json bit for bit" in capsys.readouterr().out
+    header, _ = split(out)
+    text = (run / "certificate.json").read_text(encoding="utf-8")
+    assert header["__metadata__"]["lipcert_certificate"] == text
+    assert header["__metadata__"]["lipcert_certificate_sha256"] == Certificate.of_folder(run).sha256
+    stored, expected = load_file(out), load_file(run / "certificate.safetensors")
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[key], expected[key]) for key in expected)
+    x = example_inputs((1, 8, 8))
+    assert torch.equal(lc.load_frozen(out)(x), lc.load_frozen(run)(x))
+    shutil.copy(run / "certificate.inputs.safetensors", tmp_path)
+    content = {**json.loads(text), "weights": "c.safetensors"}  # the checker takes the exported file itself
+    (tmp_path / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
+    assert lipcert("check", str(tmp_path / "certificate.json")).returncode == 0
+
+
+def lipcert(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", "-m", "lipcert", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_certificate_of_another_network_is_refused(run, tmp_path):
+    folder = copied(run, tmp_path)
+    model = lc.load_model(folder)
+    with torch.no_grad():
+        model[1].bias[0] += 1
+    save_weights(folder, model.state_dict(), model_spec("sll_nano", **SMALL))
+    for to in ("safetensors", "torch"):
+        with pytest.raises(ValueError, match=r"another tensor 1\.bias.*lipcert certify first"):
+            Export(folder, to=to).run()
+    (folder / "certificate.json").unlink()
+    before = sorted(folder.iterdir())
+    result = lipcert("export", str(folder), "--to", "safetensors")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert "lipcert certify first" in result.stderr
+    with pytest.raises(ValueError, match="name of a file of a run"):
+        Export(folder, to="torch", out=folder / "model.safetensors").run()
+    assert sorted(folder.iterdir()) == before
+
+
+def split(path):
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    return json.loads(raw[8 : 8 + size]), raw[8 + size :]
+
+
+def rewritten(path, change, note):
+    """The file with its layers (or certificate) changed; offsets do not depend on the header."""
+    header, data = split(path)
+    said = json.loads(header["__metadata__"][note])
+    said = change(said) or said
+    header["__metadata__"][note] = json.dumps(said)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def layer(index, **values):
+    return lambda said: said["layers"][index].update(values)
+
+
+HOSTILE = {
+    "another op": layer(1, op="eval"),
+    "another activation": layer(1, activation="gelu"),
+    "a spare field": layer(0, code="x"),
+    "a tensor that is not there": layer(1, weight="nothing"),
+    "a tensor of another shape": layer(1, gamma="1.weight"),
+    "groups that do not divide": layer(4, groups=3),
+    "a padding without proof": layer(4, padding_mode="reflect"),
+    "another factor": layer(8, factor=(0.7).hex()),
+    "no number": layer(10, factor=0.7),
+    "infinity": layer(10, factor="inf"),
+    "a name twice": layer(1, name="0"),
+    "a name that is a method": layer(1, name="forward"),
+    "a name inside a layer": layer(1, name="0.weight"),
+    "a layer less": lambda said: said["layers"].pop(1) and None,
+    "another order": lambda said: said["layers"].insert(0, {"op": "relu", "name": "5.x", "lipschitz": "0x1p+0"}),
+    "no layers": lambda said: said.update(layers=None),
+    "another format": lambda said: said.update(format="lipcert-frozen-9"),
+    "a list": lambda said: [1],
+    "a layer that is a string": lambda said: said["layers"].__setitem__(0, "relu"),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
+    network, shape = frozen["convolutions"]
+    path = tmp_path / "n.safetensors"
+    room.write_network(path, room.describe(chain(network, shape)), shape)
+    lc.load_frozen(path)
+    rewritten(path, change, "lipcert_layers")
+    with pytest.raises(ValueError, match=r"got .*\.$") as refusal:
+        lc.load_frozen(path)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_damaged_and_foreign_files_are_refused(run, tmp_path):
+    good = tmp_path / "c.safetensors"
+    Export(run, to="safetensors", out=good).run()
+    whole = good.read_bytes()
+    for bad in (whole[:-1], whole[:50], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+        good.write_bytes(bad)
+        with pytest.raises(ValueError, match="got"):
+            lc.load_frozen(good)
+    good.write_bytes(whole)
+    rewritten(good, lambda said: said["inputs"].update(about="better data"), "lipcert_certificate")
+    with pytest.raises(ValueError, match="sha256"):
+        lc.load_frozen(good)
+    for path in (tmp_path, tmp_path / "nothing", run / "model.safetensors"):
+        with pytest.raises(ValueError, match="got"):
+            lc.load_frozen(path)
+
+
+# --- The hub ---
+
+
+def test_the_hub_folder_says_checks_and_loads(run, tmp_path, monkeypatch):
+    model = lc.CertifiedModel(run)
+    folder = tmp_path / "hub"
+    model.save_pretrained(folder)
+    names = ("README.md", "certificate.inputs.safetensors", "certificate.json", "check.py", "config.json")
+    assert no_leftovers(folder, *names, "model.safetensors")
+    text = "".join((folder / name).read_text(encoding="utf-8") for name in ("README.md", "config.json"))
+    assert str(run.parent) not in text
+    checked = subprocess.run(
+        [sys.executable, "-I", "check.py", "certificate.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Explosive()))
+    with monkeypatch.context() as patch:
+        for place, name in ((torch, "load"), (pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")):
+            patch.setattr(place, name, Explosive.explode)
+        again = lc.CertifiedModel.from_pretrained(folder)
+    x = example_inputs((1, 8, 8))
+    assert torch.equal(again(x), model(x))
+    assert not again.training
+    again.save_pretrained(tmp_path / "second")
+    assert (tmp_path / "second" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "second" / "README.md").read_text("utf-8") == (folder / "README.md").read_text("utf-8")
+
+
+class Explosive:
+    @staticmethod
+    def explode(*_, **__):
+        raise AssertionError("something was unpickled")
+
+    def __reduce__(self):
+        return Explosive.explode, ()
+
+
+def test_the_card_states_the_guarantee(run):
+    from huggingface_hub import ModelCard
+
+    card = lc.CertifiedModel(run).generate_model_card()
+    assert isinstance(card, ModelCard)
+    assert card.data.library_name == "lipcert"
+    certificate = Certificate.of_folder(run)
+    claims = certificate.content["claims"]
+    for said in (
+        "L2",
+        "float64",
+        repr(certificate.lipschitz),
+        "digits test: 12 inputs",
+        "python check.py certificate.json",
+    ):
+        assert said in card.content
+    assert "## What is not claimed" in card.content
+    rows = [line for line in card.content.splitlines() if line.startswith("| ") and "any" not in line]
+    shares = [float(cell) for cell in rows[-1].strip("| ").split("|")]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(100 * len(claims) / 12, abs=0.005)
+    half = sum(float.fromhex(radius) > 36 / 255 for _, _, radius in claims)
+    assert shares[1] == pytest.approx(100 * half / 12, abs=0.005)
+
+
+def test_a_changed_hub_folder_is_refused(run, tmp_path):
+    model = lc.CertifiedModel(run)
+    folder = tmp_path / "hub"
+    model.save_pretrained(folder)
+    raw = bytearray((folder / "model.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(bytes(raw))
+    with pytest.raises(ValueError, match="tensors of its certificate"):
+        lc.CertifiedModel.from_pretrained(folder)
+    text = (folder / "certificate.json").read_text(encoding="utf-8")
+    (folder / "certificate.json").write_text(text.replace('"model.safetensors"', '"../run/x"'), encoding="utf-8")
+    with pytest.raises(ValueError, match="own folder"):
+        lc.CertifiedModel.from_pretrained(folder)
+    model.network[1].bias[0] += 1
+    with pytest.raises(ValueError, match="the certified one"):
+        model.save_pretrained(tmp_path / "other")
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in run.iterdir())
+    for target in (run, copied(run, tmp_path)):
+        (target / "metrics.jsonl").touch() if target != run else None
+        with pytest.raises(ValueError, match="in use"):
+            model.save_pretrained(target)
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in run.iterdir()) == before
+
+
+def test_push_to_hub_uploads_that_folder(run, tmp_path, monkeypatch):
+    from huggingface_hub import HfApi
+
+    class Repository:
+        repo_id = "someone/model"
+
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **_: Repository)
+    monkeypatch.setattr(
+        HfApi,
+        "upload_folder",
+        lambda self, *, folder_path, **_: shutil.copytree(folder_path, tmp_path / "uploaded"),
+    )
+    model = lc.CertifiedModel(run)
+    model.push_to_hub("someone/model")
+    again = lc.CertifiedModel.from_pretrained(tmp_path / "uploaded")
+    x = example_inputs((1, 8, 8))
+    assert torch.equal(again(x), model(x))
+    shutil.rmtree(tmp_path / "uploaded")
+    again.folder = run  # what was loaded can be pushed
+    again.push_to_hub("someone/model")
+    assert (tmp_path / "uploaded" / "certificate.json").is_file()
