@@ -41,7 +41,7 @@ BATCH = 2**24  # numbers that one layer may hold for a batch of more than one
 KERNEL = 64  # largest side of a kernel
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
 HUGE = 2.0**500  # a layer whose values may exceed this proves nothing: below it, nothing overflows
-DTYPES = {"F32": ("float32", "<f4"), "F64": ("float64", "<f8"), "U8": ("uint8", "u1")}
+DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
 TOP = "format norm arithmetic input_shape weights tensors layers lipschitz inputs claims probe"
 CONV = "weight bias stride padding padding_mode groups"
 RESIDUAL = "gamma witness activation"
@@ -154,7 +154,7 @@ def tensors_of(path: Path) -> dict[str, NDArray[Any]]:
             isinstance(entry["dtype"], str) and entry["dtype"] in DTYPES, f"{path.name}: dtypes are {list(DTYPES)}"
         )
         shape = integers(entry["shape"], 1, path.name, range(1, 6))
-        rows.append((integers(entry["data_offsets"], 0, path.name, [2]), name, DTYPES[entry["dtype"]][1], shape))
+        rows.append((integers(entry["data_offsets"], 0, path.name, [2]), name, DTYPES[entry["dtype"]], shape))
     for (start, stop), name, dtype, shape in sorted(rows):
         count = math.prod(shape) * np.dtype(dtype).itemsize
         fits = 8 + length + start == end and stop - start == count and 8 + length + stop <= size
@@ -362,7 +362,7 @@ def norm_squared(kernel: Array, goal: float) -> float:
             if not worst <= best:
                 break
         best = min(best, worst)
-        if best <= goal or best * shrink > goal * 1.5:  # proved; or beyond what a finer grid could gain
+        if best <= goal or best * shrink > goal * (1 + 1e-6 if min(n, c) <= 64 else 1.5):  # no finer grid can help
             break
         order *= 2
     return best * 4.0**power

@@ -94,7 +94,7 @@ def _present_values(module: nn.Module) -> nn.Module:
     """
     source = copy.deepcopy(module)  # evaluating a parametrization may move its buffers
     kind = parametrize.type_before_parametrizations(source)
-    plain = kind.__new__(kind)
+    plain: nn.Module = object.__new__(kind)
     plain.__dict__ = {
         key: copy.copy(value) if key in ("_parameters", "_buffers", "_modules") else value
         for key, value in source.__dict__.items()
@@ -104,8 +104,8 @@ def _present_values(module: nn.Module) -> nn.Module:
         first, again = (getattr(source, tensor).detach().clone() for _ in range(2))
         if not torch.equal(first, again):
             raise NotCertified(
-                f"{kind.__qualname__}: the {tensor} must be the same at every call; got one that changes. Call "
-                ".eval() first."
+                f"{kind.__qualname__} must have the same {tensor} at every call; got one that its parametrization "
+                "changes. Call .eval(), or store the present one with parametrize.remove_parametrizations."
             )
         plain._parameters[tensor] = nn.Parameter(again, requires_grad=False)
     return plain
