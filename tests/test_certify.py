@@ -351,6 +351,11 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     assert two.stdout.count("Check it") == 1
     checked = command("check", str(run))
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert command("export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")).returncode == 0
+    exported = command("audit", str(tmp_path / "net.safetensors"))
+    assert exported.returncode == 0, exported.stderr
+    rows_of = lambda text: [line.split()[1:3] for line in text.splitlines() if "PROVED" in line]  # noqa: E731
+    assert rows_of(exported.stdout) == rows_of(audited.stdout)
     weights = (run / "certificate.safetensors").read_bytes()
     (run / "certificate.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert command("check", str(run)).returncode in (1, 2)

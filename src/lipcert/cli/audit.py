@@ -14,14 +14,19 @@ class Audit:
     """Prove the constant of every layer of a network, or say which one has no proof. Exit 1 if one is refuted."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
-    """A run folder, or its model.safetensors."""
+    """A run folder, its model.safetensors, or what lipcert export wrote to torch or safetensors."""
 
     def run(self) -> int:
+        from lipcert.exports.files import exported_shape, load_frozen
         from lipcert.frozen import freeze
         from lipcert.proofs.audit import audit
         from lipcert.training.checkpoint import load_model, load_spec, write_json
 
-        report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
+        shape = exported_shape(self.run_folder) if self.run_folder.is_file() else None
+        if shape is not None:
+            report = audit(load_frozen(self.run_folder), shape)
+        else:
+            report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
         print(report)
         if self.run_folder.is_dir():
             write_json(self.run_folder / "audit.json", report.to_json())

@@ -124,6 +124,19 @@ def read_network(path: Path) -> tuple[Records, Certificate | None]:
     return Records(said["layers"], tensors), None
 
 
+def exported_shape(path: Path) -> tuple[int, ...] | None:
+    """The shape of one input of an exported network; None for another kind of file."""
+    notes, _ = _open(path)
+    if CERTIFICATE not in notes and LAYERS not in notes:
+        return None
+    _, certificate = read_network(path)
+    said = json.loads(notes[LAYERS]) if certificate is None else certificate.content
+    shape = said.get("input_shape")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**20 for size in shape):
+        raise ValueError(f"{path} must say the shape of one input; got {shape!r}. Export again.")
+    return tuple(shape)
+
+
 def load_frozen(path: str | Path) -> nn.Sequential:
     """The frozen network of an exported file, or of a folder with a certificate; nothing in it is executed.
 
