@@ -504,3 +504,44 @@ def test_a_long_reflection_vector_has_its_own_rounding():
         off = [float(flint.fmpq(*float(c).as_integer_ratio()) - e) for c, e in zip(computed, exact, strict=True)]
         worst = max(worst, math.hypot(*off) / float(links.parts[0].error_bound(x.norm(dim=1), U64)))
     assert worst <= 1
+
+
+def test_a_mixture_of_networks_is_certified_and_its_rounding_bounded():
+    torch.manual_seed(2)
+    mixture = lc.ConvexCombination(
+        nn.Sequential(lc.ResidualLinear(6, 5), lc.Scale(2.0)), lc.AffineLinear(6, 6), nn.ReLU()
+    )
+    with torch.no_grad():
+        mixture.logits.copy_(torch.tensor([0.3, -0.2, 0.9]))
+    frozen = freeze(nn.Sequential(mixture, nn.Linear(6, 3)))
+    weights = frozen[0].weights.double()
+    assert weights.sum() <= 1
+    links = chain(frozen, (6,))
+    expected = float(2 * weights[0] + weights[1] + weights[2])
+    assert expected <= links.parts[0].lipschitz <= expected * (1 + 1e-6)
+    x = torch.randn(40, 6)
+    labels = frozen(x).argmax(dim=1)
+    assert (lc.certify(links, x, labels).radii > 0).all()
+    narrow, wide = chain(frozen, (6,), dtype=torch.float32), x.double()
+    off = (frozen[0](x).double() - links.parts[0].forward(wide)).norm(dim=1)
+    assert (off <= narrow.parts[0].error_bound(wide.norm(dim=1), U32)).all()
+
+
+def test_average_pools_of_every_border_are_near_tight():
+    for module in (
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        nn.AvgPool2d((2, 3), (1, 2), (1, 1), count_include_pad=False),
+        nn.AvgPool2d(3, 1, 1, divisor_override=2),
+    ):
+        part = chain(nn.Sequential(module), (1, 7, 6)).parts[0]
+        eye = torch.eye(42, dtype=torch.float64).view(42, 1, 7, 6)
+        exact = torch.linalg.matrix_norm(module(eye).flatten(1), 2).item()
+        assert exact <= part.lipschitz <= exact * (1 + 1e-7)
+
+
+def test_a_network_that_does_not_fit_its_input_is_one_clear_error():
+    with pytest.raises(
+        ValueError, match=r"1 \(Linear\) must accept inputs of shape \(64,\); got: .*Check the shape"
+    ):
+        lc.certify(nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), torch.rand(2, 1, 8, 8), torch.zeros(2).long())

@@ -156,6 +156,24 @@ class FrozenHouseholder(nn.Module):
         return torch.stack((a - 2 * first * behind, b - 2 * second * behind), dim + 1).flatten(dim, dim + 1)
 
 
+class FrozenCombination(nn.Module):
+    """Σ_k α_k f_k(x) with stored α ≥ 0 of sum at most 1."""
+
+    weights: Tensor
+
+    def __init__(self, weights: Tensor, branches: list[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [weight * branch(x) for weight, branch in zip(self.weights, self.branches, strict=True)]
+        return torch.stack(outputs).sum(dim=0)
+
+
+FROZEN = (FrozenResidual, FrozenHouseholder, FrozenCombination)
+
+
 def freeze(model: nn.Module) -> nn.Module:
     """The network as plain modules with buffers, in evaluation mode and float32; ``model`` is not changed.
 
@@ -186,7 +204,7 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
         return made
     if kind is nn.Dropout or kind is nn.Dropout2d:
         return nn.Identity()
-    if kind not in KEPT and kind not in RULES and not isinstance(module, (FrozenResidual, FrozenHouseholder)):
+    if kind not in KEPT and kind not in RULES and not isinstance(module, FROZEN):
         raise NotCertified(
             f"freeze knows the layers of lipcert, Sequential and simple activations; got {kind.__qualname__} at "
             f"{name}. Replace it, or write its function with those."
@@ -201,7 +219,7 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
     kept = copy.deepcopy(module)
     if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
         return _with_buffers(kept, kept.weight.float(), kept.bias)
-    return kept if isinstance(kept, (FrozenResidual, FrozenHouseholder)) else kept.float()
+    return kept if isinstance(kept, FROZEN) else kept.float()
 
 
 def verified_gamma(target: np.ndarray, proved: Callable[[np.ndarray, bool], float]) -> tuple[np.ndarray, bool]:
@@ -393,6 +411,11 @@ def _general(layer: general.GeneralLinear) -> nn.Module:
     return nn.Sequential(expansion, plain_linear(mixing, None))
 
 
+def _combination(layer: shape.ConvexCombination) -> nn.Module:
+    weights = layer.logits.double().softmax(dim=0) * (1 - 2.0**-22)  # rounding adds less: the sum stays below 1
+    return FrozenCombination(weights.float(), [_freeze(branch, "a branch") for branch in layer.branches])
+
+
 RULES: dict[type, Callable[[Any], nn.Module]] = {
     residual.ResidualLinear: _residual,
     residual.ResidualConv2d: _residual,
@@ -403,4 +426,5 @@ RULES: dict[type, Callable[[Any], nn.Module]] = {
     head.NormalizedHead: _head,
     shape.Pixelwise: _pixelwise,
     activation.Householder: _householder,
+    shape.ConvexCombination: _combination,
 }

@@ -30,6 +30,7 @@ from lipcert.proofs import operation as op
 from lipcert.proofs.operation import Geometry, Operation, Shape, relative_error
 from lipcert.verified.convolution import conv_kappa
 from lipcert.verified.dense import kappa as dense_kappa
+from lipcert.verified.dense import norm_bound
 from lipcert.verified.rounding import U32, U64, up
 
 ROOM = 1 + 2.0**-28
@@ -53,8 +54,16 @@ def operations(
     for name, module in _leaves(model, ""):
         try:
             one = rule(module, current, dtype, block)
+            with torch.no_grad():
+                one.forward(torch.zeros(1, *current, dtype=dtype))  # the shapes fit
         except NotCertified as refusal:
             raise NotCertified(f"{name or 'the network'} ({type(module).__qualname__}): {refusal}") from None
+        except (RuntimeError, IndexError) as error:  # how torch says that shapes do not fit
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            raise ValueError(
+                f"{name or 'the network'} ({type(module).__qualname__}) must accept inputs of shape {current}; "
+                f"got: {reason}. Check the shape of the input and the layers before it."
+            ) from None
         if one.lipschitz != 1.0:  # room for a checker whose own proof rounds otherwise
             one = replace(one, lipschitz=one.lipschitz * ROOM)
         found.append((name, one))
@@ -190,6 +199,13 @@ def _exact(name: str, **fields: str) -> Callable[[Any, Shape], Operation]:
     return made
 
 
+def _elementwise(name: str) -> Callable[[Any, Shape], Operation]:
+    """A permutation or a clamp: constant 1 and exact, but no operation of the certificate."""
+    return lambda module, shape_in: Operation(
+        name, _shape_after(module, shape_in), 1.0, "exact", module, fields=None
+    )
+
+
 def _flatten(module: nn.Flatten, shape_in: Shape) -> Operation:
     plain = module.start_dim == 1 and module.end_dim in (-1, len(shape_in))
     return Operation("flatten", _shape_after(module, shape_in), 1.0, "exact", module, fields={} if plain else None)
@@ -280,7 +296,7 @@ def _scaled_pool(module: shape.ScaledAvgPool2d, shape_in: Shape) -> Operation:
 
 
 def _avg_pool(module: Any, shape_in: Shape) -> Operation:
-    """∏ over axes of √Σ_{m∈sℤ} (k − |m|)₊, over the smallest divisor that occurs: windows may overlap."""
+    """A product of two maps, one per axis: windows that may overlap, each divided by its own size."""
     kernel, stride, padding = (_pair(v) for v in (module.kernel_size, module.stride, module.padding))
     one_d = isinstance(module, nn.AvgPool1d)
     if one_d:
@@ -291,23 +307,18 @@ def _avg_pool(module: Any, shape_in: Shape) -> Operation:
         return Operation("avg_pool", out, math.inf, "a divisor below 1", module, None, None)
     sizes = (1, shape_in[-1]) if one_d else (shape_in[-2], shape_in[-1])
     counts = (1, out[-1]) if one_d else (out[-2], out[-1])
-    smallest = override or math.prod(
-        min(_window(o, k, s, p, size, module.count_include_pad) for o in range(count))
-        for k, s, p, size, count in zip(kernel, stride, padding, sizes, counts, strict=True)
-    )
-    overlap = [
-        sum(max(0, k - abs(m)) for m in range(-(k // s) * s, k, s)) for k, s in zip(kernel, stride, strict=True)
-    ]
-    constant = up(math.sqrt(math.prod(overlap)) / smallest, 8)
+    norms = []
+    for k, s, p, size, count in zip(kernel, stride, padding, sizes, counts, strict=True):
+        matrix = np.zeros((count, size))
+        for index in range(count):
+            start, end = index * s - p, min(index * s - p + k, size + p)
+            inside = max(start, 0), min(end, size)
+            divisor = 1 if override else end - start if module.count_include_pad else inside[1] - inside[0]
+            matrix[index, inside[0] : inside[1]] = 1 / divisor
+        norms.append(norm_bound(matrix).value)
+    constant = up(math.prod(norms) / (override or 1), 8)  # entries and products are rounded: 8 units cover them
     error = relative_error(math.prod(kernel) + 2, constant)
-    return Operation("avg_pool", out, constant, "overlaps", module, error, None)
-
-
-def _window(index: int, kernel: int, stride: int, padding: int, size: int, count_padding: bool) -> int:
-    """By how much torch divides along one axis: the window, cut at the padded or at the plain image."""
-    start = index * stride - padding
-    end = min(start + kernel, size + padding)
-    return end - start if count_padding else min(end, size) - max(start, 0)
+    return Operation("avg_pool", out, constant, "windows", module, error, None)
 
 
 def _max_pool(module: Any, shape_in: Shape) -> Operation:
@@ -444,6 +455,43 @@ def _require_own_batch(dim: int | str, shape_in: Shape) -> None:
         raise NotCertified(f"it must not mix the examples of a batch; got dim={dim}. Channels are dimension 1.")
 
 
+def _combination(module: frozen.FrozenCombination, shape_in: Shape) -> Operation:
+    """Σ_k α_k f_k with α ≥ 0: L = Σ_k α_k L_k. Within a branch ‖z‖ ≤ L‖z before‖ + ‖f(0)‖."""
+    weights = [float(value) for value in module.weights]
+    branches = [[one for _, one in operations(branch, shape_in)] for branch in module.branches]
+    offsets = [_offsets(branch, shape_in) for branch in branches]
+    constants = [math.prod(one.lipschitz for one in branch) * op.ROUND for branch in branches]
+    total = math.fsum(w * c for w, c in zip(weights, constants, strict=True)) * op.ROUND
+
+    def error(norms: Tensor, u: float) -> Tensor:
+        lost, reached = torch.zeros_like(norms), torch.zeros_like(norms)
+        for weight, branch, starts in zip(weights, branches, offsets, strict=True):
+            size, err = norms, torch.zeros_like(norms)
+            for one, start in zip(branch, starts, strict=True):
+                err = (one.lipschitz * err + one.error_bound((size + err) * op.ROUND, u)) * op.ROUND
+                size = (one.lipschitz * size + start) * op.ROUND
+            lost, reached = lost + weight * err, reached + weight * (size + err)
+        return (lost + op.g(len(weights) + 2, u) * reached) * op.ROUND + op.UNDERFLOW[u]
+
+    if min(weights) < 0:
+        return Operation(
+            "combination", _shape_after(module, shape_in), math.inf, "a negative weight", module, None, None
+        )
+    out = branches[0][-1].shape if branches[0] else shape_in
+    return Operation("combination", out, total, "branches", module, error, None)
+
+
+@torch.no_grad()
+def _offsets(branch: list[Operation], shape_in: Shape) -> list[float]:
+    """‖f(0)‖ of every operation of a branch, rounded up."""
+    found = []
+    for one in branch:
+        value = one.forward(torch.zeros(1, *shape_in, dtype=torch.float64))
+        found.append(float(value.norm()) * (1 + 2.0**-20) + 2.0**-400)
+        shape_in = one.shape
+    return found
+
+
 def _group_sort(module: Any, shape_in: Shape) -> Operation:
     _require_own_batch(module.dim, shape_in)
     name, fields = (
@@ -471,6 +519,9 @@ _RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     nn.Flatten: _flatten,
     nn.Unflatten: _unflatten,
     nn.ReLU: _exact("relu"),
+    nn.ReLU6: _elementwise("relu6"),
+    nn.PixelShuffle: _elementwise("pixel_shuffle"),
+    nn.PixelUnshuffle: _elementwise("pixel_unshuffle"),
     nn.LeakyReLU: _smooth("leaky_relu", lambda m: _at_least_1(m.negative_slope), 1),
     nn.ELU: _smooth("elu", lambda m: _at_least_1(m.alpha), 8),
     nn.Tanh: _smooth("tanh", lambda m: 1.0, 8),
@@ -495,6 +546,7 @@ _RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     activation.Abs: _exact("abs"),
     frozen.FrozenExpansion: _expansion,
     frozen.FrozenHouseholder: _householder,
+    frozen.FrozenCombination: _combination,
 }
 _PRODUCTS: dict[
     type, Callable[[Any, Shape, int | None], Operation]
