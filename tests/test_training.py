@@ -1,5 +1,6 @@
 """Training: bit for bit after any interruption, the same on two processes, and never a damaged folder."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -11,6 +12,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import lipcert as lc
 from lipcert.data.digits import load_digits
@@ -323,6 +326,43 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(weights[:8] + text + weights[8 + header :])
     with pytest.raises(ValueError, match="undamaged model of lipcert"):
         load_model(tmp_path / "x.safetensors")
+
+
+@pytest.fixture(scope="module")
+def weights_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run(folder, epochs=1)
+    return (folder / "model.safetensors").read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_change_of_a_model_file_crashes_its_reader(weights_file, tmp_path, data):
+    """Bit flips anywhere, mostly in the header, and truncations: a ValueError, or a network of finite shape."""
+    content = bytearray(weights_file)
+    header = 8 + int.from_bytes(content[:8], "little")
+    for _ in range(data.draw(st.integers(1, 4))):
+        end = header if data.draw(st.booleans()) else len(content)
+        content[data.draw(st.integers(0, end - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    content = content[: data.draw(st.sampled_from([len(content), header, header + 100, 9, 0]))]
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with contextlib.suppress(ValueError):
+        assert isinstance(load_model(tmp_path), torch.nn.Sequential)
+
+
+def test_a_model_file_that_lies_about_its_size_allocates_nothing(tmp_path):
+    run(tmp_path, epochs=1)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    size = int.from_bytes(weights[:8], "little")
+    for old, new in (
+        (b'"channels\\": 32', b'"channels\\": 9999999'),
+        (b'"conv_layers\\": 4', b'"conv_layers\\": 9999999'),
+    ):
+        header = weights[8 : 8 + size].replace(old, new)
+        assert header != weights[8 : 8 + size]
+        (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + weights[8 + size :])
+        with pytest.raises(ValueError, match=r"conv_layers|undamaged"):
+            load_model(tmp_path / "x.safetensors")
 
 
 class _Malice:

@@ -25,7 +25,7 @@ class ModelSpec(BaseModel):
     """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
     channels: int = Field(ge=1)
     """Of the image after the stem, filled up with zeros."""
-    conv_layers: int = Field(ge=0)
+    conv_layers: int = Field(ge=0, le=10_000)
     """How many convolutions."""
     conv_hidden: int = Field(default=5, ge=1)
     """Neurons per pixel of each convolution."""
@@ -33,7 +33,7 @@ class ModelSpec(BaseModel):
     """Of the convolutions, odd."""
     pool: int = Field(default=4, ge=1)
     """Window of the scaled average pooling between convolutions and dense layers; 1 for none."""
-    dense_layers: int = Field(ge=0)
+    dense_layers: int = Field(ge=0, le=10_000)
     """How many dense layers."""
     dense_hidden: int = Field(default=2048, ge=1)
     """Neurons of each dense layer."""

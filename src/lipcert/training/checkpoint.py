@@ -89,8 +89,9 @@ def load_model(path: str | Path) -> nn.Sequential:
     """The network of a run folder or of a ``model.safetensors``, in evaluation mode."""
     file, spec = _weights_file(Path(path)), load_spec(path)
     try:
-        model = build(spec)
-        model.load_state_dict(load_file(file))
+        with torch.device("meta"):  # shapes alone: a file that lies about its size allocates nothing
+            model = build(spec.model_copy(update={"init": "xavier"}))
+        model.load_state_dict(load_file(file), assign=True)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise _damaged(file, error) from None
     return model.eval()
