@@ -95,7 +95,7 @@ def main() -> None:
     for run in arguments.run:
         network = lc.load_model(run)
         shape = load_spec(run).image_shape
-        rows.append(measure(run.name, network, shape, arguments.batch, arguments.repeats))
+        rows.append(measure(run.name, network, shape, 64, 2 * arguments.repeats))
     machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}
     command = " ".join(
         ["python benchmarks/certify.py --out results/certify.json --run", *(r.name for r in arguments.run)]

@@ -313,6 +313,8 @@ def _avg_pool(module: Any, shape_in: Shape) -> Operation:
         for index in range(count):
             start, end = index * s - p, min(index * s - p + k, size + p)
             inside = max(start, 0), min(end, size)
+            if inside[0] >= inside[1]:
+                continue  # a window of padding alone: 0
             divisor = 1 if override else end - start if module.count_include_pad else inside[1] - inside[0]
             matrix[index, inside[0] : inside[1]] = 1 / divisor
         norms.append(norm_bound(matrix).value)
