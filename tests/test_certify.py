@@ -15,7 +15,7 @@ from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import errors_along, walk
 from lipcert.check import check
 from lipcert.data.digits import load_digits
-from lipcert.frozen import freeze
+from lipcert.frozen import FrozenCombination, freeze
 from lipcert.proofs.audit import chain
 from lipcert.verified.rounding import U32, U64
 from test_training import ENVIRONMENT, command
@@ -545,3 +545,33 @@ def test_a_network_that_does_not_fit_its_input_is_one_clear_error():
         ValueError, match=r"1 \(Linear\) must accept inputs of shape \(64,\); got: .*Check the shape"
     ):
         lc.certify(nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), torch.rand(2, 1, 8, 8), torch.zeros(2).long())
+
+
+def test_a_branch_that_works_in_place_changes_no_other_branch():
+    mixture = lc.ConvexCombination(nn.Sequential(nn.LeakyReLU(5.0, inplace=True)), nn.Sequential(nn.Identity()))
+    net = freeze(nn.Sequential(mixture, linear([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], [40.0, 0.0]))).double()
+    x = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64)
+    kept = x.clone()
+    result = lc.certify(net, x, torch.tensor([0]))
+    assert torch.equal(x, kept)
+    inside = kept.clone()
+    inside[0, 0] -= 0.999 * result.radii.item()
+    assert net(inside.clone()).argmax().item() == 0
+    assert torch.allclose(net[0](kept.clone()), mixture(kept.float()).double(), atol=1e-5)
+    low, high = lc.output_interval(net, kept, 1.0)
+    value = net(kept - torch.tensor([[1.0, 0.0, 0.0]]).double())
+    assert (low <= value).all()
+    assert (value <= high).all()
+    assert lc.audit(net, kept).ok
+
+
+def test_a_mixture_with_an_assumed_branch_is_assumed():
+    lc.register_rule(Own, lambda module: 0.5)
+    mixture = FrozenCombination(torch.tensor([0.5, 0.5]), [nn.Sequential(Own()), nn.Identity()])
+    part = chain(nn.Sequential(mixture), (3,)).parts[0]
+    assert part.assumed
+    assert not part.proved
+    raw = FrozenCombination(torch.tensor([1.0]), [lc.ResidualLinear(6, 5)])
+    run = chain(nn.Sequential(raw), (6,)).parts[0]
+    x = torch.randn(3, 6, dtype=torch.float64)
+    torch.testing.assert_close(run.forward(x), freeze(raw.branches[0]).double()(x), rtol=1e-14, atol=1e-14)

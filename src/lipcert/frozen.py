@@ -167,7 +167,8 @@ class FrozenCombination(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = [weight * branch(x) for weight, branch in zip(self.weights, self.branches, strict=True)]
+        # A copy for each branch: one that works in place must not change what the next one sees.
+        outputs = [weight * branch(x.clone()) for weight, branch in zip(self.weights, self.branches, strict=True)]
         return torch.stack(outputs).sum(dim=0)
 
 
@@ -217,9 +218,17 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
     if kind in RULES:
         return RULES[kind](module)
     kept = copy.deepcopy(module)
+    out_of_place(kept)
     if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
         return _with_buffers(kept, kept.weight.float(), kept.bias)
     return kept if isinstance(kept, FROZEN) else kept.float()
+
+
+def out_of_place(module: nn.Module) -> None:
+    """No part of ``module`` overwrites its input any more: an input may be someone's, or another branch's."""
+    for part in module.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]
 
 
 def verified_gamma(target: np.ndarray, proved: Callable[[np.ndarray, bool], float]) -> tuple[np.ndarray, bool]:

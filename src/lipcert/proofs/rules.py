@@ -153,6 +153,8 @@ def rule(
             wide = _as(module, dtype)
             out = _shape_after(wide, shape_in)
             return Operation(_name(kind), out, math.inf, "NaN or infinity in its tensors", wide, None, None)
+    if isinstance(module, frozen.FrozenCombination) and kind is frozen.FrozenCombination:
+        return _combination(copy.deepcopy(module), shape_in, dtype, block)
     made = _RULES.get(kind)
     if made is None and kind not in _PRODUCTS and isinstance(module, LipschitzLayer):
         constant, wide = module.lipschitz_bound(), _as(module, dtype)
@@ -171,8 +173,7 @@ def rule(
 def _as(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The same numbers in that dtype, with nothing to train: what the operation runs."""
     made = copy.deepcopy(module).to(dtype).requires_grad_(False)
-    if getattr(made, "inplace", False):
-        made.inplace = False  # type: ignore[assignment]
+    frozen.out_of_place(made)
     return made
 
 
@@ -457,39 +458,50 @@ def _require_own_batch(dim: int | str, shape_in: Shape) -> None:
         raise NotCertified(f"it must not mix the examples of a batch; got dim={dim}. Channels are dimension 1.")
 
 
-def _combination(module: frozen.FrozenCombination, shape_in: Shape) -> Operation:
+def _combination(
+    module: frozen.FrozenCombination, shape_in: Shape, dtype: torch.dtype, block: int | None
+) -> Operation:
     """Σ_k α_k f_k with α ≥ 0: L = Σ_k α_k L_k. Within a branch ‖z‖ ≤ L‖z before‖ + ‖f(0)‖."""
     weights = [float(value) for value in module.weights]
-    branches = [[one for _, one in operations(branch, shape_in)] for branch in module.branches]
-    offsets = [_offsets(branch, shape_in) for branch in branches]
+    branches = [[one for _, one in operations(branch, shape_in, dtype, block)] for branch in module.branches]
+    starts = [_offsets(branch, shape_in, dtype) for branch in branches]
     constants = [math.prod(one.lipschitz for one in branch) * op.ROUND for branch in branches]
     total = math.fsum(w * c for w, c in zip(weights, constants, strict=True)) * op.ROUND
 
+    def forward(x: Tensor) -> Tensor:
+        mixed = torch.zeros((), dtype=x.dtype)
+        for weight, branch in zip(weights, branches, strict=True):
+            z = x
+            for one in branch:
+                z = one.forward(z)
+            mixed = mixed + weight * z
+        return mixed
+
     def error(norms: Tensor, u: float) -> Tensor:
         lost, reached = torch.zeros_like(norms), torch.zeros_like(norms)
-        for weight, branch, starts in zip(weights, branches, offsets, strict=True):
+        for weight, branch, offsets in zip(weights, branches, starts, strict=True):
             size, err = norms, torch.zeros_like(norms)
-            for one, start in zip(branch, starts, strict=True):
+            for one, offset in zip(branch, offsets, strict=True):
                 err = (one.lipschitz * err + one.error_bound((size + err) * op.ROUND, u)) * op.ROUND
-                size = (one.lipschitz * size + start) * op.ROUND
+                size = (one.lipschitz * size + offset) * op.ROUND
             lost, reached = lost + weight * err, reached + weight * (size + err)
         return (lost + op.g(len(weights) + 2, u) * reached) * op.ROUND + op.UNDERFLOW[u]
 
-    if min(weights) < 0:
-        return Operation(
-            "combination", _shape_after(module, shape_in), math.inf, "a negative weight", module, None, None
-        )
+    if not weights or min(weights) < 0:
+        return Operation("combination", shape_in, math.inf, "no weights, or a negative one", forward, None, None)
     out = branches[0][-1].shape if branches[0] else shape_in
-    return Operation("combination", out, total, "branches", module, error, None)
+    assumed = any(one.assumed for branch in branches for one in branch)
+    return Operation("combination", out, total, "branches", forward, error, None, assumed=assumed)
 
 
 @torch.no_grad()
-def _offsets(branch: list[Operation], shape_in: Shape) -> list[float]:
+def _offsets(branch: list[Operation], shape_in: Shape, dtype: torch.dtype) -> list[float]:
     """‖f(0)‖ of every operation of a branch, rounded up."""
-    found = []
+    found, u = [], U64 if dtype == torch.float64 else U32
     for one in branch:
-        value = one.forward(torch.zeros(1, *shape_in, dtype=torch.float64))
-        found.append(float(value.norm()) * (1 + 2.0**-20) + 2.0**-400)
+        value = one.forward(torch.zeros(1, *shape_in, dtype=dtype)).double()
+        rounded = float(one.error_bound(torch.zeros(1, dtype=torch.float64), u))
+        found.append(float(value.norm()) * (1 + 2.0**-20) + rounded + 2.0**-400)
         shape_in = one.shape
     return found
 
@@ -548,7 +560,6 @@ _RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     activation.Abs: _exact("abs"),
     frozen.FrozenExpansion: _expansion,
     frozen.FrozenHouseholder: _householder,
-    frozen.FrozenCombination: _combination,
 }
 _PRODUCTS: dict[
     type, Callable[[Any, Shape, int | None], Operation]
