@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from lipcert.errors import NotCertified, positive_int
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, UNDERFLOW, array, g
-from lipcert.verified.rounding import U64, norm_up
+from lipcert.proofs.operation import ROUND, UNDERFLOW, g
+from lipcert.verified.rounding import U64
 
 Arithmetic = Literal["float64", "real"]
 RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)
@@ -186,21 +186,12 @@ def errors_along(links: Chain, sizes: list[Tensor], radius: Tensor, u: float) ->
 
 def logit_errors(links: Chain, norms: Tensor, u: float) -> Tensor:  # (N,) → (N, C)
     """What the last products w_j·z + b_j may lose by rounding; 0 without a head."""
-    classes = links.parts[-1].shape[0]
-    if not links.headed:
-        return torch.zeros(len(norms), classes, dtype=torch.float64)
-    weight, bias = head_tensors(links)
+    head = links.head
+    if head is None:
+        return torch.zeros(len(norms), links.parts[-1].shape[0], dtype=torch.float64)
     known = torch.isfinite(links.parts[-1].error_bound(norms, u))[:, None]  # tensors and norms within range
-    rows = torch.from_numpy(norm_up(array(weight), axis=1))
-    rounded = g(weight.shape[1] + 1, u) * (rows * norms[:, None] + bias.abs()) * ROUND + UNDERFLOW[u]
-    return torch.where(known, rounded, math.inf)
-
-
-def head_tensors(links: Chain) -> tuple[Tensor, Tensor]:
-    fields = links.parts[-1].fields
-    assert fields is not None  # a linear map of vectors always has them
-    weight = fields["weight"].double().cpu()
-    return weight, torch.zeros(len(weight)).double() if fields["bias"] is None else fields["bias"].double().cpu()
+    sizes = head.norms * norms[:, None] + head.bias.abs()
+    return torch.where(known, g(head.weight.shape[1] + 1, u) * sizes * ROUND + UNDERFLOW[u], math.inf)
 
 
 def _certify_batch(
@@ -229,7 +220,7 @@ def _rounding_known(links: Chain) -> bool:
 
 def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """f_y − f_j and ‖w_y − w_j‖ of all rivals j ≠ y, (N, C − 1); with one output ±f and ‖w‖, (N, 1)."""
-    distances, classes = torch.from_numpy(links.distances()), logits.shape[1]
+    distances, classes = links.distances, logits.shape[1]
     if classes == 1:
         return torch.where(labels == 1, 1.0, -1.0).double()[:, None] * logits, distances.expand(len(labels), 1)
     others = labels[:, None] != torch.arange(classes)
@@ -264,10 +255,7 @@ def output_interval(
     with torch.no_grad():
         outputs, sizes = walk(links, inputs.detach().double().cpu())
         err, norms = errors_along(links, sizes, torch.full((len(inputs),), float(radius)).double(), U64)
-        if links.headed:
-            rows = torch.from_numpy(norm_up(array(head_tensors(links)[0]), axis=1))
-        else:
-            rows = torch.ones(outputs.shape[1], dtype=torch.float64)
+        rows = torch.ones(outputs.shape[1]).double() if links.head is None else links.head.norms
         reach = rows * (links.backbone * radius * ROUND + 2 * err[:, None]) * ROUND
         slack = (reach + 2 * logit_errors(links, norms, U64)) * ROUND
         low, high = outputs - slack, outputs + slack

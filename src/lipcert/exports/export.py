@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.certification.certificate import sha256_of
-from lipcert.certification.certify import errors_along, head_tensors, logit_errors, require_provable, walk
+from lipcert.certification.certify import errors_along, logit_errors, require_provable, walk
 from lipcert.errors import NotCertified, one_of
 from lipcert.exports import programs
 from lipcert.exports.files import Certificate, read_network, tensors_differ, unfinished, write_network
 from lipcert.exports.records import describe, rebuild
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, Shape, array
-from lipcert.verified.rounding import U32, U64, norm_up
+from lipcert.proofs.operation import ROUND, Shape
+from lipcert.verified.rounding import U32, U64
 
 Format = Literal["torch", "torch-export", "onnx", "safetensors"]
 SUFFIX: dict[str, str] = {
@@ -140,9 +140,7 @@ def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (
         bound = torch.zeros_like(logits)
         for u in (U32, U64):  # each is so far from the exact logits
             err, norms = errors_along(links, sizes, torch.zeros(len(x), dtype=torch.float64), u)
-            rows = torch.ones(logits.shape[1], dtype=torch.float64)
-            if links.headed:
-                rows = torch.from_numpy(norm_up(array(head_tensors(links)[0]), axis=1))
+            rows = torch.ones(logits.shape[1]).double() if links.head is None else links.head.norms
             bound = (bound + rows * err[:, None] + logit_errors(links, norms, u)) * ROUND
     return logits, bound, max(float(size.max()) for size in sizes)
 

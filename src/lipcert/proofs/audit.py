@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,15 @@ class AuditReport:
 
 
 @dataclass(frozen=True)
+class Head:
+    """The rows w_j and biases of a last linear map in float64, and ‖w_j‖ rounded up."""
+
+    weight: Tensor
+    bias: Tensor
+    norms: Tensor
+
+
+@dataclass(frozen=True)
 class Chain:
     """The operations of a network and the constants that follow: what ``certify`` works with."""
 
@@ -108,19 +118,30 @@ class Chain:
         """Constants of f_i − f_j from the input on, rounded up; with one output, (1, 1): that of f itself."""
         if not math.isfinite(self.backbone) or len(self.parts[-1].shape) != 1:
             return None
-        return torch.from_numpy(self.distances() * self.backbone * (1 + 2.0**-50))
+        return self.distances * self.backbone * (1 + 2.0**-50)
 
-    def distances(self) -> Any:  # (C, C) float64
+    @cached_property
+    def head(self) -> Head | None:
+        """The last linear map, if there is one; the tensors of a chain are its own, so that this holds for good."""
+        if not self.headed:
+            return None
+        fields = self.parts[-1].fields
+        assert fields is not None  # a linear map of vectors always has them
+        weight = fields["weight"].double().cpu()
+        bias = torch.zeros(len(weight)) if fields["bias"] is None else fields["bias"].cpu()
+        return Head(weight, bias.double(), torch.from_numpy(norm_up(array(weight), axis=1)))
+
+    @cached_property
+    def distances(self) -> Tensor:  # (C, C) float64
         """‖w_i − w_j‖ of the last rows, rounded up; √2 without a head. With one output, ‖w‖ or 1."""
         classes = self.parts[-1].shape[0]
-        if not self.headed:
-            return np.full((classes, classes), 1.0 if classes == 1 else up(math.sqrt(2.0), 1))
-        fields = self.parts[-1].fields
-        assert fields is not None
-        rows = array(fields["weight"]).astype(np.float64)
+        if self.head is None:
+            same = 1.0 if classes == 1 else up(math.sqrt(2.0), 1)
+            return torch.full((classes, classes), same, dtype=torch.float64)
         if classes == 1:
-            return norm_up(rows, axis=1)[:, None]
-        return np.stack([norm_up(row - rows, axis=1) for row in rows]) * (1 + 2.0**-50)
+            return self.head.norms[:, None]
+        rows = array(self.head.weight)
+        return torch.from_numpy(np.stack([norm_up(row - rows, axis=1) for row in rows]) * (1 + 2.0**-50))
 
 
 def product(parts: tuple[Operation, ...]) -> float:
