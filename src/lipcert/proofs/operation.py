@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.errors import NotCertified
-from lipcert.layers.convolution import pad_circular, unpad_circular
+from lipcert.proofs.geometry import Geometry, chained, matmul
 from lipcert.verified import convolution, dense, rounding
 from lipcert.verified.rounding import U32, U64, norm_up
 
@@ -90,22 +89,6 @@ def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, positions: int) -> 
     return float(norm_up(weighted)) * math.sqrt(positions) * ROUND
 
 
-def matmul(a: Tensor, b: Tensor, block: int | None) -> Tensor:
-    """a @ b, its sums in blocks of ``block`` terms that are then added one after the other."""
-    length = a.shape[-1]
-    if block is None or length <= block:
-        return a @ b
-    total = a[..., :block] @ b[..., :block, :]
-    for start in range(block, length, block):
-        total = total + a[..., start : start + block] @ b[..., start : start + block, :]
-    return total
-
-
-def chained(length: int, block: int | None) -> int:
-    """The additions on the longest path through a sum of ``matmul``."""
-    return length if block is None or length <= block else block + -(-length // block)
-
-
 def affine_error(terms: int, kappa: float, beta: float) -> Error:
     def error(norms: Tensor, u: float) -> Tensor:
         return ROUND * g(terms + 1, u) * (kappa * norms + beta) + UNDERFLOW[u]
@@ -136,58 +119,6 @@ def residual_error(rho: float, kappa: float, beta: float, terms: tuple[int, int]
     return error
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """A 2-d convolution: how it meets the image, in im2col and its adjoint."""
-
-    kernel_size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]  # top, bottom, left, right
-    dilation: tuple[int, int]
-    padding_mode: str
-    groups: int
-
-    def padded(self, image: tuple[int, int]) -> tuple[int, int]:
-        top, bottom, left, right = self.padding
-        return image[0] + top + bottom, image[1] + left + right
-
-    def outputs(self, image: tuple[int, int]) -> tuple[int, int]:
-        high, wide = (
-            (size - d * (k - 1) - 1) // s + 1
-            for size, d, k, s in zip(self.padded(image), self.dilation, self.kernel_size, self.stride, strict=True)
-        )
-        return high, wide
-
-    def patches(self, x: Tensor) -> Tensor:  # (N, C, H, W) → (N, groups, C/groups·taps, positions)
-        top, bottom, left, right = self.padding
-        if self.padding_mode == "circular":
-            x = pad_circular(x, (top, left))
-        elif any(self.padding):
-            x = F.pad(x, (left, right, top, bottom))
-        columns = F.unfold(x, self.kernel_size, self.dilation, 0, self.stride)
-        return columns.unflatten(1, (self.groups, -1))
-
-    def image(self, columns: Tensor, size: tuple[int, int]) -> Tensor:
-        """The adjoint of ``patches``: every pixel collects what was copied from it."""
-        back = F.fold(columns.flatten(1, 2), self.padded(size), self.kernel_size, self.dilation, 0, self.stride)
-        top, bottom, left, right = self.padding
-        if self.padding_mode == "circular":
-            return unpad_circular(back, (top, left))
-        return back[:, :, top : back.shape[2] - bottom, left : back.shape[3] - right]
-
-    def rows(self, weight: Tensor) -> Tensor:  # (n, c, kh, kw) → (groups, n/groups, c·taps)
-        return weight.flatten(1).unflatten(0, (self.groups, -1))
-
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, block: int | None) -> Tensor:
-        y = matmul(self.rows(weight), self.patches(x), block).flatten(1, 2)
-        y = y.unflatten(2, self.outputs((x.shape[2], x.shape[3])))
-        return y if bias is None else y + bias[:, None, None]
-
-    def transpose(self, y: Tensor, weight: Tensor, size: tuple[int, int], block: int | None) -> Tensor:
-        columns = matmul(self.rows(weight).mT, y.flatten(2).unflatten(1, (self.groups, -1)), block)
-        return self.image(columns, size)
-
-
 def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None) -> Operation:
     """x ↦ Vx + b on the last axis."""
     matrix = array(weight)
@@ -214,7 +145,7 @@ def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None)
 def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, block: int | None) -> Operation:
     """The convolution of ``nn.Conv2d``, its constant that of the infinite image."""
     image, kernel = (shape[1], shape[2]), array(weight)
-    stride = _proved_stride(geometry, image)
+    stride = geometry.proved_stride(image)
     norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups)
     norm = convolution.by_grid_too(norm, kernel, 1, stride, geometry.dilation, geometry.groups)
     out = geometry.outputs(image)
@@ -228,7 +159,7 @@ def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, 
         norm.method,
         lambda x: geometry.convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), block),
         affine_error(chained(math.prod(kernel.shape[1:]), block), kappa, bias_norm(bias, None, math.prod(out))),
-        {"weight": weight, "bias": bias, **_placed(geometry)} if _in_format(geometry, image) else None,
+        {"weight": weight, "bias": bias, **geometry.placed()} if geometry.in_format(image) else None,
         largest=largest(weight, bias),
     )
 
@@ -254,12 +185,12 @@ def residual(
         op, positions = "residual_linear", math.prod(shape[:-1])
     else:
         image = (shape[1], shape[2])
-        placed: dict[str, Any] = {"stride": _proved_stride(geometry, image), "groups": geometry.groups}
+        placed: dict[str, Any] = {"stride": geometry.proved_stride(image), "groups": geometry.groups}
         rho, kappa = _conv_rho(stored, weights, q, placed), convolution.conv_kappa(stored, weights, **placed)
         taps, hidden = math.prod(stored.shape[2:]), len(stored) // geometry.groups
         down = hidden * taps if block is None else chained(hidden, block) + taps  # the products, then ``fold``
         terms = (chained(math.prod(stored.shape[1:]), block), down)
-        op, positions, more = "residual_conv", math.prod(geometry.outputs(image)), _placed(geometry)
+        op, positions, more = "residual_conv", math.prod(geometry.outputs(image)), geometry.placed()
     beta = bias_norm(bias, weights, positions)
     known = sigma.name in ("relu",)
     kept = None if witness is None else witness.double()
@@ -286,7 +217,7 @@ def residual(
         rho.method,
         forward,
         error,
-        fields if known and dense_or_format and (geometry is None or _in_format(geometry, image)) else None,
+        fields if known and dense_or_format and (geometry is None or geometry.in_format(image)) else None,
         claim=1.0,
         largest=largest(weight, gamma, bias),
     )
@@ -316,34 +247,3 @@ def _conv_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None, place
         if value <= 1:
             return dense.Bound(value, "row sums")
     return convolution.by_grid_too(convolution.conv_rho_bound(weight, gamma, q, **placed), weight, 2, **placed)
-
-
-def _proved_stride(geometry: Geometry, image: tuple[int, int]) -> tuple[int, int]:
-    top, bottom, left, right = geometry.padding
-    if geometry.padding_mode == "circular" and (top != bottom or left != right):
-        return convolution.proved_stride(geometry.kernel_size, image, padding_mode="asymmetric circular")  # refuses
-    return convolution.proved_stride(
-        geometry.kernel_size,
-        image,
-        stride=geometry.stride,
-        padding=(top, left),
-        dilation=geometry.dilation,
-        padding_mode=geometry.padding_mode,
-    )
-
-
-def _in_format(geometry: Geometry, image: tuple[int, int]) -> bool:
-    top, bottom, left, right = geometry.padding
-    divides = all(size % s == 0 for size, s in zip(image, geometry.stride, strict=True))
-    small = all(2 * p < k for p, k in zip((top, left), geometry.kernel_size, strict=True))
-    placed = geometry.padding_mode == "zeros" or (divides and small)
-    return geometry.dilation == (1, 1) and (top, left) == (bottom, right) and placed
-
-
-def _placed(geometry: Geometry) -> dict[str, Any]:
-    return {
-        "stride": list(geometry.stride),
-        "padding": [geometry.padding[0], geometry.padding[2]],
-        "padding_mode": geometry.padding_mode,
-        "groups": geometry.groups,
-    }

@@ -1,0 +1,138 @@
+"""Products with stored tensors, plain and residual: which operation each module is.
+
+Rounding: constants up. A geometry without a proof (reflect padding) has no rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from lipcert import frozen
+from lipcert.errors import NotCertified
+from lipcert.proofs import operation as op
+from lipcert.proofs.elementary import shape_after
+from lipcert.proofs.geometry import Geometry, pair
+from lipcert.proofs.operation import Operation, Shape
+from lipcert.verified.convolution import conv_kappa
+from lipcert.verified.dense import kappa as dense_kappa
+from lipcert.verified.rounding import up
+
+
+def _linear(module: Any, shape_in: Shape, block: int | None) -> Operation:
+    return op.linear(module.weight.detach(), _value(module.bias), shape_in, block)
+
+
+def _conv2d(module: Any, shape_in: Shape, block: int | None) -> Operation:
+    return op.conv(module.weight.detach(), _value(module.bias), shape_in, _geometry(module), block)
+
+
+def _conv1d(module: Any, shape_in: Shape, block: int | None) -> Operation:
+    inner = _geometry(module)
+    flat = op.conv(
+        module.weight.detach()[:, :, None], _value(module.bias), (shape_in[0], 1, shape_in[1]), inner, block
+    )
+    return Operation(
+        "conv1d",
+        (flat.shape[0], flat.shape[2]),
+        flat.lipschitz,
+        flat.method,
+        lambda x: flat.forward(x[:, :, None])[:, :, 0],
+        flat.error,
+        None,
+        largest=flat.largest,
+    )
+
+
+def _conv_transpose2d(module: Any, shape_in: Shape) -> Operation:
+    """The adjoint of a convolution from the output's shape; an output padding adds rows, constant b."""
+    if module.padding_mode != "zeros":
+        raise NotCertified(f"padding_mode {module.padding_mode!r} has no proof here. Use zeros.")
+    kernel = module.weight.detach()  # (in, out/groups, kh, kw): the kernel of the convolution it transposes
+    one = op.conv(kernel, None, shape_after(module, shape_in), _geometry(module), None)
+    out, bias = shape_after(module, shape_in), _value(module.bias)
+    terms = kernel.shape[0] // module.groups * math.prod(kernel.shape[2:])
+    kappa = conv_kappa(op.array(kernel), np.ones(len(kernel)), groups=module.groups)
+    beta = op.bias_norm(bias, None, math.prod(out[1:]))
+    return Operation(
+        "conv_transpose",
+        out,
+        one.lipschitz,
+        one.method,
+        module,
+        op.affine_error(terms, kappa, beta),
+        None,
+        largest=op.largest(kernel, bias),
+    )
+
+
+def _geometry(module: Any) -> Geometry:
+    kernel, stride, dilation = (pair(v) for v in (module.kernel_size, module.stride, module.dilation))
+    if isinstance(module, nn.Conv1d):
+        kernel, stride, dilation = (1, kernel[0]), (1, stride[0]), (1, dilation[0])
+    if module.padding == "same":
+        reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        padding = (reach[0] // 2, reach[0] - reach[0] // 2, reach[1] // 2, reach[1] - reach[1] // 2)
+    elif module.padding == "valid":
+        padding = (0, 0, 0, 0)
+    else:
+        high, wide = pair(module.padding)
+        if isinstance(module, nn.Conv1d):
+            high, wide = 0, high
+        padding = (high, high, wide, wide)
+    return Geometry(kernel, stride, padding, dilation, module.padding_mode, module.groups)
+
+
+def _residual_linear(module: frozen.FrozenResidualLinear, shape_in: Shape, block: int | None) -> Operation:
+    parts = (module.weight, module.gamma, module.bias, module.witness, module.sigma)
+    return op.residual(*parts, shape_in, None, block)
+
+
+def _residual_conv(module: frozen.FrozenResidualConv2d, shape_in: Shape, block: int | None) -> Operation:
+    high, wide = module.padding
+    size = (int(module.weight.shape[2]), int(module.weight.shape[3]))
+    geometry = Geometry(size, module.stride, (high, high, wide, wide), (1, 1), module.padding_mode, module.groups)
+    parts = (module.weight, module.gamma, module.bias, module.witness, module.sigma)
+    return op.residual(*parts, shape_in, geometry, block)
+
+
+def _expansion(module: frozen.FrozenExpansion, shape_in: Shape) -> Operation:
+    """JᵀJ = I − WΓ^½(2D − D² − DPD)Γ^½Wᵀ with P = Γ^½WᵀWΓ^½ ⪯ ρ, so L² ≤ 1 + (ρ − 1)₊ρ."""
+    op.require_slopes(module.sigma)
+    weight, gamma = op.array(module.weight), op.array(module.gamma)
+    q = None if module.witness is None else op.array(module.witness)
+    rho, kappa = op.dense_rho(weight, gamma, q), dense_kappa(weight, gamma)
+    beta = op.bias_norm(module.bias, gamma, math.prod(shape_in[:-1]))
+    inner = op.residual_error(rho.value, kappa, beta, (weight.shape[1], weight.shape[0]))
+    root = math.sqrt(rho.value) * op.ROUND if math.isfinite(rho.value) else math.inf
+
+    def error(norms: Tensor, u: float) -> Tensor:  # the first part as a residual, at most; the second, a + 3uv
+        a = op.g(weight.shape[1] + 1, u) * (kappa * norms + beta)
+        return inner(norms, u) + op.ROUND * (a + op.g(3, u) * (root * norms + beta + a)) + op.UNDERFLOW[u]
+
+    upper = 1.0 if rho.value <= 1 else up(math.sqrt(1 + (rho.value - 1) * rho.value), 6)
+    known = error if module.sigma.name == "relu" and math.isfinite(upper) else None
+    big = op.largest(module.weight, module.gamma, module.bias)
+    out = (*shape_in[:-1], shape_in[-1] + len(gamma))
+    return Operation("expansion", out, upper, rho.method, module, known, None, claim=1.0, largest=big)
+
+
+def _value(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.detach()
+
+
+RULES: dict[type, Callable[[Any, Shape], Operation]] = {
+    nn.ConvTranspose2d: _conv_transpose2d,
+    frozen.FrozenExpansion: _expansion,
+}
+PRODUCTS: dict[type, Callable[[Any, Shape, int | None], Operation]] = {  # sums perhaps in blocks
+    nn.Linear: _linear,
+    nn.Conv1d: _conv1d,
+    nn.Conv2d: _conv2d,
+    frozen.FrozenResidualLinear: _residual_linear,
+    frozen.FrozenResidualConv2d: _residual_conv,
+}
