@@ -85,3 +85,11 @@ def test_a_spec_survives_json():
     again = ModelSpec.model_validate_json(spec.model_dump_json())
     assert again == spec
     assert [p.shape for p in build(again).parameters()] == [p.shape for p in build(spec).parameters()]
+
+
+def test_an_inert_q_is_live_in_the_dense_layers_only():
+    model = lc.create_model("sll_inert_nano", image_shape=(1, 8, 8))
+    kinds = {
+        type(layer).__name__: type(layer.bound).__name__ for layer in model.modules() if hasattr(layer, "bound")
+    }
+    assert kinds == {"ResidualConv2d": "AOL", "ResidualLinear": "SLL"}

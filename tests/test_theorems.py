@@ -14,8 +14,9 @@ import torch
 
 import lipcert as lc
 from lipcert.algebra import lmi
-from lipcert.algebra.gram import dense_columns
+from lipcert.algebra.gram import affine_columns, dense_columns, residual_columns, symbol
 from lipcert.algebra.orthogonal import CONTRACTING_ANGLE, CONTRACTING_ORDERS, exponential_series
+from lipcert.algebra.spectral import squared_norm_estimate
 
 EPS = np.finfo(np.float64).eps
 # Every matrix here has fewer than 700 rows: sums of that many terms and a singular value decomposition each
@@ -650,6 +651,42 @@ def test_every_ratio_of_the_library_obeys_the_law_and_the_mistaken_ones_do_not()
     columns = dense_columns(torch.zeros(4, 1, dtype=torch.float64))
     r = training.ratio(columns)[0].detach().numpy()
     assert (r * r.T).min() < 1e-2  # the surrogate is unsound in training, as the paper says of it
+
+
+def test_the_surrogate_of_a_norm_is_a_close_estimate_from_below_with_the_gradient_of_the_norm():
+    torch.manual_seed(5)
+    for n, m in ((7, 5), (5, 7), (6, 6)):
+        weight = torch.randn(n, m, dtype=torch.float64, requires_grad=True)
+        estimate = squared_norm_estimate(dense_columns(weight), 8)
+        (gradient,) = torch.autograd.grad(estimate.sum(), weight)
+        left, singular, right = np.linalg.svd(weight.detach().numpy())
+        value = estimate.item()
+        assert value <= singular[0] ** 2 * (1 + ROUNDING)
+        gap = (singular[1] / singular[0]) ** 2  # what 2⁸ = 256 powers leave of the second singular vector
+        assert value >= singular[0] ** 2 * (1 - 100 * gap**256 - ROUNDING)
+        theirs = 2 * singular[0] * np.outer(left[:, 0], right[0])
+        assert np.abs(gradient.numpy() - theirs).max() <= 100 * singular[0] * gap**128 + ROUNDING * singular[0]
+    for columns in (
+        residual_columns(torch.randn(4, 3, 3, 3, dtype=torch.float64), (1, 1)),
+        affine_columns(torch.randn(4, 3, 3, 3, dtype=torch.float64), (2, 2), 1),
+    ):
+        true = max(np.linalg.norm(m, 2) ** 2 for m in symbol(columns, (60, 60))[0].numpy())
+        estimate = float(squared_norm_estimate(columns, 8))
+        # A point of the grid is within π/8 of the maximum; there cos² of that is left on each axis (Riesz).
+        assert math.cos(math.pi / 8) ** 4 * true <= estimate <= true * 1.01  # 60 points: cos²(π/60) twice
+
+
+def test_a_spectral_surrogate_is_refused_in_training_and_exact_in_evaluation():
+    torch.manual_seed(6)
+    layer = lc.ResidualConv2d(2, 3, bound="spectral_surrogate")
+    exact = lc.ResidualConv2d(2, 3, bound="spectral")
+    exact.load_state_dict(layer.state_dict())
+    x = torch.rand(2, 2, 6, 6)
+    with pytest.raises(lc.NotCertified, match="from below"):
+        layer.train().lipschitz_bound()
+    assert not torch.equal(layer(x), exact(x))
+    assert torch.equal(layer.eval()(x), exact.eval()(x))
+    assert layer.lipschitz_bound() == exact.lipschitz_bound()
 
 
 def test_a_one_sided_clamp_breaks_the_bound_and_a_two_sided_one_does_not():

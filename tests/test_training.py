@@ -96,6 +96,17 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path,
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
+def test_steps_end_a_run_wherever_in_an_epoch_that_is(tmp_path):
+    outcome = run(tmp_path, steps=14)  # an epoch has 11
+    assert outcome.complete
+    assert [row["step"] for row in outcome.metrics] == [11, 14]
+    assert "natural" in outcome.metrics[-1]
+    assert load_state(tmp_path)["step"] == 14
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["step"] == 14
+    assert summary["this_process"]["peak_bytes"] > 10**8  # torch alone is more
+
+
 def test_two_processes_equal_one(tmp_path):
     """One step on all 1,400 images: the gradient of two processes is that of one, up to the order of its sums.
 

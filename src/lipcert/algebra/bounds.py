@@ -24,7 +24,7 @@ from lipcert.algebra.gram import Columns, absolute_gram, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
 from lipcert.algebra.scale import alive, at_least_float32, normalise
-from lipcert.algebra.spectral import power_row_sums, squared_norm_bound
+from lipcert.algebra.spectral import power_row_sums, squared_norm_bound, squared_norm_estimate
 from lipcert.errors import NotCertified, finite, one_of, positive_int
 
 LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32; clamping q_j − q_i symmetrically keeps r∘rᵀ = 1
@@ -54,18 +54,34 @@ class Spectral(Bound):
     Gram iteration: ‖G‖ ≤ ‖G^(2^k)‖^(1/2^k) for every k = ``iterations`` in the Frobenius and in the
     maximum row sum norm; a convolution takes the largest over a grid of frequencies, enlarged by the
     factor that covers those between (``gram.torus_grid``). At most (rank)^(1/2^(k+1)) too large.
+
+    Args:
+        iterations: k.
+        form: ``exact``, or ``surrogate``: in training mode an estimate from below on a coarse grid, ten times
+            cheaper for a convolution and no bound (the published layers use power iteration there); the
+            bound above in evaluation mode. Not certifiable in training mode.
     """
 
-    def __init__(self, iterations: int = 6) -> None:
+    def __init__(self, iterations: int = 6, form: Literal["exact", "surrogate"] = "exact") -> None:
         super().__init__()
         self.iterations = positive_int("iterations", iterations)
+        self.form = one_of("form", form, ("exact", "surrogate"))
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        per_group = squared_norm_bound(columns, self.iterations)  # (groups,)
+        estimated = self.form == "surrogate" and self.training
+        norm = squared_norm_estimate if estimated else squared_norm_bound
+        per_group = norm(columns, self.iterations)  # (groups,)
         return columns, per_group.repeat_interleave(columns.count // len(per_group))
 
+    def require_sound(self) -> None:
+        if self.form == "surrogate" and self.training:
+            raise NotCertified(
+                "Spectral(form='surrogate') estimates ‖W‖ from below in training mode, which is no bound. Call "
+                ".eval() first: evaluation mode uses the proved one."
+            )
+
     def extra_repr(self) -> str:
-        return f"iterations={self.iterations}"
+        return f"iterations={self.iterations}, form={self.form!r}"
 
 
 class AOL(Bound):
@@ -277,7 +293,7 @@ class Orthogonal(Bound):
         return f"method={self.method!r}"
 
 
-CONVOLUTIONAL = ("aol", "rescaled", "sll", "sll_shifted", "sll_surrogate", "spectral")
+CONVOLUTIONAL = ("aol", "rescaled", "sll", "sll_shifted", "sll_surrogate", "spectral", "spectral_surrogate")
 NAMES = (*CONVOLUTIONAL, "optimal", "orthogonal")
 
 
@@ -309,6 +325,8 @@ def _named_bound(bound: str, size: int, device: torch.device | str | None, dtype
     match name:
         case "spectral":
             return Spectral()
+        case "spectral_surrogate":
+            return Spectral(form="surrogate")
         case "aol":
             return AOL()
         case "sll":

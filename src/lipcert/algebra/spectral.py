@@ -31,6 +31,27 @@ def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,
     return factor * (scale[..., 0, 0] * norm).amax(dim=-1)
 
 
+def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (groups,)
+    """‖H(ω)v‖² for one ω of a coarse grid and v near its first singular vector: below ‖W‖², evidence only.
+
+    The gradient is that of a simple singular value, 2·(Wv)vᵀ; finding ω and v costs a forward pass of
+    ``squared_norm_bound`` on a sixteenth of its frequencies, and no backward pass.
+    """
+    grid, _ = torus_grid(columns, oversampling=4)
+    matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
+    if matrix.shape[-2] <= matrix.shape[-1]:
+        matrix = matrix.mH  # so that the Gram matrix is the small one
+    with torch.no_grad():
+        power, _ = _normalised_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
+        widest = torch.linalg.vector_norm(power, dim=-2).argmax(dim=-1)  # a column of vvᴴ, not a small one
+        vector = power.gather(-1, widest[..., None, None].expand(*power.shape[:-1], 1))
+        vector = vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True).clamp_min(1e-30)
+        largest = (matrix @ vector).abs().square().sum(dim=(-2, -1)).argmax(dim=-1)  # (groups,)
+    group = torch.arange(len(largest), device=largest.device)
+    image = matrix[group, largest] @ vector[group, largest]
+    return (image * image.conj()).real.sum(dim=(-2, -1))  # not abs(), whose gradient at a small entry overflows
+
+
 def power_row_sums(columns: Columns, ratio: Tensor, order: int) -> Tensor:  # (groups, N)
     """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] r_ij)^(1/2^order), order ≥ 1."""
     kernel = columns.taps.shape[3:]

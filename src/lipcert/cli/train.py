@@ -142,7 +142,8 @@ class _Bar:
 
     def show(self, step: Step) -> None:
         self.progress.start()  # once; a second call does nothing
-        epoch = f"{self.settings.model} epoch {step.epoch + 1}/{self.settings.epochs}"
+        last = f"/{self.settings.epochs}" if self.settings.steps is None else ""
+        epoch = f"{self.settings.model} epoch {step.epoch + 1}{last}"
         self.progress.update(self.task, total=step.total, completed=step.step, loss=step.loss, description=epoch)
 
 

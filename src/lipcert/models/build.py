@@ -17,7 +17,9 @@ from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixel
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
 
-_RESIDUAL = {"cpl": "spectral"}  # method → bound where the names differ
+# method → bound, where the names differ
+_RESIDUAL = {"cpl": "spectral", "cpl_surrogate": "spectral_surrogate", "sll_inert": "sll"}
+_AFFINE = {"sn": "spectral", "sn_surrogate": "spectral_surrogate"}
 
 
 def create_model(name: str, **overrides: Any) -> nn.Sequential:
@@ -33,7 +35,7 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
 def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
     backbone = nn.Sequential(*_front(spec), *_convolutions(spec), *_middle(spec), *_dense(spec))
-    width = spec.dense_hidden if spec.method in ("sn", "orthogonal") and spec.dense_layers else spec.features
+    width = spec.dense_hidden if spec.method in (*_AFFINE, "orthogonal") and spec.dense_layers else spec.features
     if spec.init == "orthogonal":
         _start_orthogonal(backbone)
     return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
@@ -64,9 +66,13 @@ def _front(spec: ModelSpec) -> Iterator[nn.Module]:
 
 def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
     for _ in range(spec.conv_layers):
-        if spec.method == "sn":
+        if spec.method in _AFFINE:
             yield AffineConv2d(
-                spec.channels, spec.channels, spec.kernel_size, padding=spec.kernel_size // 2, bound="spectral"
+                spec.channels,
+                spec.channels,
+                spec.kernel_size,
+                padding=spec.kernel_size // 2,
+                bound=_AFFINE[spec.method],
             )
             yield Abs()
         elif spec.method == "orthogonal":
@@ -77,7 +83,7 @@ def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
                 spec.channels,
                 spec.conv_hidden,
                 spec.kernel_size,
-                bound=_RESIDUAL.get(spec.method, spec.method),
+                bound="aol" if spec.method == "sll_inert" else _RESIDUAL.get(spec.method, spec.method),
                 activation=spec.activation,
             )
 
@@ -91,8 +97,8 @@ def _middle(spec: ModelSpec) -> Iterator[nn.Module]:
 def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
     width = spec.features
     for _ in range(spec.dense_layers):
-        if spec.method == "sn":
-            yield AffineLinear(width, spec.dense_hidden, bound="spectral")
+        if spec.method in _AFFINE:
+            yield AffineLinear(width, spec.dense_hidden, bound=_AFFINE[spec.method])
         elif spec.method == "orthogonal":
             yield OrthogonalLinear(width, spec.dense_hidden)
         else:

@@ -11,7 +11,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Method = Literal["sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "rescaled", "sn", "orthogonal"]
+Method = Literal[
+    "sll",
+    "sll_shifted",
+    "sll_surrogate",
+    "sll_inert",  # as in the paper's code: q of the convolutions cancels, so their T is AOL's
+    "aol",
+    "cpl",
+    "cpl_surrogate",
+    "rescaled",
+    "sn",
+    "sn_surrogate",
+    "orthogonal",
+]
 
 
 class ModelSpec(BaseModel):

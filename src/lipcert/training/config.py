@@ -49,6 +49,8 @@ class TrainConfig(BaseModel):
     data_root: str | None = None
     """Where prepared data live; None for the default."""
     epochs: int = Field(default=10, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    """Stop after so many steps, wherever in an epoch that is; None for the epochs above."""
     batch_size: int = Field(default=256, ge=1)
     """Over all processes."""
     learning_rate: float = Field(default=0.01, gt=0)

@@ -7,6 +7,7 @@ the global batch and keeps its share, so the number of processes changes sums on
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -131,7 +132,7 @@ def train(
     average = {k: v.clone() for k, v in plain.state_dict().items()} if config.ema is not None else None
 
     steps_per_epoch = -(-len(training.labels) // config.batch_size)
-    total = steps_per_epoch * config.epochs
+    total = steps_per_epoch * config.epochs if config.steps is None else config.steps
     step, sums, rows = 0, {"loss": 0.0, "seen": 0.0}, []
     if resume:
         state = load_state(folder)
@@ -200,7 +201,7 @@ def train(
             step += 1
             sums = {"loss": sums["loss"] + value * len(batch), "seen": sums["seen"] + len(batch)}
             show(Step(step, total, epoch, value))
-            if index + 1 == steps_per_epoch:
+            if index + 1 == steps_per_epoch or step == total:
                 row = {"epoch": epoch + 1, "step": step, "loss": sums["loss"] / sums["seen"]}
                 sums = {"loss": 0.0, "seen": 0.0}
                 if (epoch + 1) % config.evaluate_every == 0 or step == total:
@@ -208,15 +209,19 @@ def train(
                 rows.append(row)
                 board.write(row)
             interrupted = bool(accelerator.reduce(torch.tensor(float(stopped())), "sum"))
-            due = index + 1 == steps_per_epoch or time.monotonic() - saved > config.checkpoint_every
-            if due or interrupted or step == total:
+            due = index + 1 == steps_per_epoch or step == total
+            if due or interrupted or time.monotonic() - saved > config.checkpoint_every:
                 checkpoint()
                 saved = time.monotonic()
             if interrupted and step < total:
                 _leave(accelerator)
                 return Finished(False, step, rows)
     if main:
-        spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
+        spent = {
+            "seconds": time.monotonic() - began,
+            "cpu_seconds": time.process_time() - cpu,
+            "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # kilobytes on Linux
+        }
         write_json(folder / "summary.json", {"this_process": spent, **rows[-1]})
     _leave(accelerator)
     return Finished(True, step, rows)
