@@ -20,7 +20,7 @@ help:
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch .venv/core $@
 
-demo: .venv/core ## train a small certified network of each bound on the embedded digits
+demo: .venv/core ## train, prove, check, attack and report a network on the embedded digits
 	$(BIN)/lipcert demo
 
 test: lint types ## lint, types and every test

@@ -134,22 +134,27 @@ def test_bad_usage_is_exit_code_2_without_a_traceback(words):
     assert not result.stdout
 
 
-def test_demo_prints_one_table_that_fits(tmp_path):
+def test_demo_is_the_whole_story_in_one_table(tmp_path):
     out = os.path.relpath(tmp_path / "run")
     result = lipcert("demo", "--epochs", "2", "--out", out)
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80  # the last line is a path
-    assert result.stdout.splitlines()[-1].endswith(out)
+    assert result.stdout.splitlines()[-1].endswith(f"{out}/report.html")
     rows = [re.split(r"\s*│\s*", line.strip("│ ")) for line in result.stdout.splitlines() if line.startswith("│")]
-    assert len(rows) == 12
     assert "\x1b" not in result.stdout
-    for name, *numbers, _ in rows:
-        shares = [float(number) for number in numbers]
-        assert shares == sorted(shares, reverse=True), name  # natural ≥ certified, falling with the radius
+    shares = {name: [float(number) for number in numbers] for name, *numbers in rows}
+    everywhere, certified, attacked = shares.values()
+    for line in (everywhere, certified, attacked):
+        assert line == sorted(line, reverse=True)  # natural first, then falling with the radius
+    assert all(low <= high for low, high in zip(certified, attacked, strict=True))
+    log = (tmp_path / "run" / "demo.log").read_text(encoding="utf-8")
+    typed = [line.split()[2] for line in log.splitlines() if line.startswith("$ lipcert ")]
+    assert typed == ["train", "audit", "certify", "check", "attack", "report"]
+    for name in ("audit.json", "certificate.json", "certified.jsonl", "attack.jsonl", "report.html"):
+        assert (tmp_path / "run" / name).is_file()
     again = lipcert("demo", "--epochs", "2", "--out", out)
-    assert (tmp_path / "run-2" / "model.safetensors").is_file()  # a demo never replaces a folder
-    strip = lambda text: re.sub(r"[0-9.]+ s|run-2|run", "", text)  # noqa: E731
-    assert strip(again.stdout) == strip(result.stdout)  # a seed decides everything but the time
+    assert (tmp_path / "run-2" / "report.html").is_file()  # a demo never replaces a folder
+    assert again.stdout.replace("run-2", "run") == result.stdout  # a seed decides everything
 
 
 def test_wheel_is_complete_and_imports(tmp_path):

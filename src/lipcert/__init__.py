@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert import losses as losses
     from lipcert.algebra import bounds as bounds
+    from lipcert.attacks.attack import AttackResult as AttackResult
+    from lipcert.attacks.attack import attack as attack
     from lipcert.certification.certify import CertificationResult as CertificationResult
     from lipcert.certification.certify import certify as certify
     from lipcert.certification.certify import output_interval as output_interval
@@ -64,6 +66,8 @@ _HOME = {
     "CertificationResult": "certification.certify",
     "output_interval": "certification.certify",
     "FilteredClassifier": "certification.filtered",
+    "attack": "attacks.attack",
+    "AttackResult": "attacks.attack",
     "export": "exports.export",
     "load_frozen": "exports.files",
     "CertifiedModel": "exports.hub",

@@ -9,14 +9,18 @@ def main() -> None:
     """``lipcert COMMAND``: 0 the claim holds, 1 it does not, 2 bad usage or bad input."""
     import tyro
 
+    from lipcert.cli.attack import Attack
     from lipcert.cli.audit import Audit
     from lipcert.cli.certify import Certify
     from lipcert.cli.check import Check
+    from lipcert.cli.compare import Compare
     from lipcert.cli.data import Data
     from lipcert.cli.demo import Demo
     from lipcert.cli.export import Export
     from lipcert.cli.importing import Import
     from lipcert.cli.models import Models
+    from lipcert.cli.report import Report
+    from lipcert.cli.reproduce import Reproduce
     from lipcert.cli.train import Train, parse_train
 
     try:
@@ -34,6 +38,10 @@ def main() -> None:
                 "certify": Certify,
                 "audit": Audit,
                 "check": Check,
+                "attack": Attack,
+                "compare": Compare,
+                "reproduce": Reproduce,
+                "report": Report,
                 "export": Export,
                 "data": Data,
                 "models": Models,

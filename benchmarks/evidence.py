@@ -1,0 +1,157 @@
+"""Comparison of methods and attack: from run folders to results/, and from there to the tables of the pages.
+
+Run: lipcert compare … --out OUT              (the command is in each file of results/comparison)
+     python benchmarks/evidence.py --collect OUT --out results/comparison/NAME.json
+     python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
+     python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
+A comparison that is not finished yet gives the rows of what is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+from lipcert.cli.compare import tables
+from lipcert.experiments.compare import Row, finished_rows, plain
+from lipcert.experiments.plan import Comparison
+from lipcert.experiments.results import Spread, read_run
+from lipcert.reports.tables import markdown_table
+from lipcert.training.checkpoint import write_atomically, write_json
+
+ROOT = Path(__file__).parent.parent
+
+
+def collect(out: Path) -> dict:
+    """A comparison folder in one record: what was planned, measured and found."""
+    plan = Comparison(**json.loads((out / "plan.json").read_text(encoding="utf-8")))
+    flags = " ".join(
+        f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in plan.model_dump().items()
+        if value is not None and value != Comparison.model_fields[name].default
+    )
+    rates = out / "rates.json"
+    return {
+        "command": f"lipcert compare {flags}",
+        "plan": plan.model_dump(mode="json"),
+        "cost": json.loads((out / "cost.json").read_text(encoding="utf-8")),
+        "rates": json.loads(rates.read_text(encoding="utf-8")) if rates.is_file() else None,
+        "rows": [plain(row) for row in finished_rows(plan, out)],
+        "runs": [run_record(path.parent) for path in sorted(out.glob("runs/*/certified.jsonl"))],
+    }
+
+
+def run_record(folder: Path) -> dict:
+    result = read_run(folder)
+    return {
+        "run": folder.name,
+        "natural": result.natural,
+        "certified": result.certified,
+        "attacked": {name: vars(row) for name, row in result.attacked.items()},
+        "cpu_seconds": result.cpu_seconds,
+    }
+
+
+def rows_of(record: dict) -> list[Row]:
+    """The rows of a record as the command has them."""
+    made = []
+    for row in record["rows"]:
+        spreads = {name: {k: Spread(**v) for k, v in row[name].items()} for name in ("certified", "attacked")}
+        made.append(Row(**{**row, "natural": Spread(**row["natural"]), **spreads}))
+    return made
+
+
+def comparison_block(path: Path) -> str:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    parts = []
+    for title, header, lines in tables(rows_of(record)):
+        parts += [f"**{title}**", "", markdown_table(header, lines), ""]
+    return "\n".join([*parts, f"`{record['command']}` → `{path.relative_to(ROOT)}`"])
+
+
+def attacked_block(path: Path) -> str:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        [
+            row["eps"],
+            *(f"{100 * row[key]:.1f}" for key in ("natural", "certified", "attacked")),
+            str(row["points_attacked"]),
+        ]
+        for row in record["rows"]
+    ]
+    table = markdown_table(["radius", "natural", "certified", "attacked", "points attacked"], lines)
+    return f"{table}\n\n`{record['command']}`, {record['examples']} images → `{path.relative_to(ROOT)}`"
+
+
+def blocks() -> dict[str, str]:
+    """What stands between the marks of the pages, by name."""
+    found = {
+        f"comparison-{path.stem}": comparison_block(path) for path in (ROOT / "results/comparison").glob("*.json")
+    }
+    found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
+    return found
+
+
+def page(text: str) -> str:
+    """``text`` with every marked block written anew; a mark without a result is an error."""
+    for name, block in blocks().items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def figure(certified: Path, attacked: Path):
+    """Certified accuracy against the radius, and the accuracy under attack of the attacked images above it."""
+    import altair as alt
+
+    rows = [json.loads(line) for line in gzip.decompress(certified.read_bytes()).decode().splitlines()]
+    radii = sorted(row["radius"] for row in rows)
+    grid = [step / 255 for step in range(0, 256, 2)]
+    curve = [{"radius": r, "share": 100 * sum(x > r for x in radii) / len(radii)} for r in grid]
+    points = [
+        {"radius": row["radius"], "share": 100 * row["attacked"], "eps": row["eps"]}
+        for row in json.loads(attacked.read_text(encoding="utf-8"))["rows"]
+    ]
+    x = alt.X("radius:Q", title="L2 radius of the perturbation (pixels in [0, 1])", scale=alt.Scale(domain=[0, 1]))
+    y = alt.Y("share:Q", title="accuracy (%)", scale=alt.Scale(domain=[0, 80]))
+    line = alt.Chart(alt.Data(values=curve)).mark_line(color="#0067a3", strokeWidth=2.5).encode(x=x, y=y)
+    marks = alt.Chart(alt.Data(values=points)).mark_point(color="#b84700", filled=True, size=70).encode(x=x, y=y)
+    names = marks.mark_text(color="#b84700", dy=-12, fontSize=12).encode(text="eps:N")
+    return alt.layer(line, marks, names).properties(
+        width=560, height=280, background="#ffffff", title="CIFAR-10, sll_tiny: certified (line), AutoAttack (dots)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
+    parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--docs", action="store_true", help="write the pages anew")
+    arguments = parser.parse_args()
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.collect:
+        write_json(arguments.out, collect(arguments.collect))
+    if arguments.attacked:
+        write_json(arguments.out.with_suffix(".json"), json.loads((arguments.attacked / "attack.json").read_text()))
+        rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
+        write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
+    if arguments.docs:
+        for name in ("README.md", "docs/results.md"):
+            path = ROOT / name
+            path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+        import vl_convert
+
+        drawn = figure(
+            ROOT / "results/certified/cifar10-sll_tiny.jsonl.gz", ROOT / "results/attacked/cifar10-sll_tiny.json"
+        )
+        (ROOT / "docs/certified.svg").write_text(vl_convert.vegalite_to_svg(drawn.to_dict()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

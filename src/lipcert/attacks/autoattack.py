@@ -1,0 +1,86 @@
+"""The attacks of AutoAttack (Croce and Hein, 2020) for L2, from pyautoattack, with its standard parameters.
+
+Standard is APGD-CE, APGD-T, FAB-T and Square, in that order. Not each of them is defined everywhere: the targeted
+DLR loss of APGD-T compares four logits, and Square lays tiles that must fit into the image. What is not defined is
+left out and not replaced; ``defined`` says what remains, and every record names what ran.
+
+The attacks are called directly. ``AutoAttack.run_standard_evaluation`` calls them in the same way, but also ends
+the tracing of the whole process and writes to a global logger; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted  # type: ignore[import-untyped]
+from pyautoattack.fab_pt import FABAttack_PT  # type: ignore[import-untyped]
+from pyautoattack.square import SquareAttack  # type: ignore[import-untyped]
+from torch import Tensor
+
+STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
+ITERATIONS, TARGETS, QUERIES = 100, 9, 5000
+QUICK_ITERATIONS, QUICK_QUERIES = 30, 100
+
+# Its own, with nowhere to go: pyautoattack notes points with a zero gradient, and a file is where notes belong.
+QUIET = logging.Logger("lipcert.attacks")
+QUIET.addHandler(logging.NullHandler())
+
+
+def defined(name: str, classes: int, shape: tuple[int, ...]) -> bool:
+    """Whether pyautoattack has this attack for so many logits and images of this shape."""
+    if name == "apgd-t":
+        return classes >= 4  # its loss takes the largest, the third and the fourth logit
+    if name != "square":
+        return True
+    if len(shape) != 3:
+        return False
+    _, height, width = shape
+    tile = height // 5
+    if tile <= 1:  # tiles of one pixel always fit
+        return tile == 1 and width >= 5
+    offset = (height - 5 * tile) // 2
+    return all(size >= 5 and offset + size // tile * tile <= size for size in (height, width))
+
+
+def perturb(
+    name: str,
+    model: Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    eps: float,
+    seed: int,
+    classes: int,
+    quick: bool = False,
+) -> Tensor:  # (N, …) → (N, …)
+    """The points of one attack. They may lie outside the ball by the rounding of float32: a referee must look."""
+    with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), torch.no_grad():
+        points: Tensor = _make(name, model, eps, seed, classes, quick, images.device).perturb(
+            images.clone(memory_format=torch.contiguous_format), labels.clone()
+        )
+    return points.detach()
+
+
+def _make(
+    name: str,
+    model: Callable[[Tensor], Tensor],
+    eps: float,
+    seed: int,
+    classes: int,
+    quick: bool,
+    device: torch.device,
+) -> APGDAttack | FABAttack_PT | SquareAttack:
+    common = {"norm": "L2", "eps": eps, "seed": seed, "device": device, "n_restarts": 1}
+    targets = min(TARGETS, classes - 1)
+    if name == "apgd-ce":
+        return APGDAttack(
+            model, n_iter=QUICK_ITERATIONS if quick else ITERATIONS, loss="ce", logger=QUIET, **common
+        )
+    if name == "apgd-t":
+        return APGDAttack_targeted(model, n_iter=ITERATIONS, n_target_classes=targets, logger=QUIET, **common)
+    if name == "fab-t":
+        return FABAttack_PT(model, n_iter=ITERATIONS, targeted=True, n_target_classes=targets, **common)
+    queries = QUICK_QUERIES if quick else QUERIES
+    return SquareAttack(model, n_queries=queries, resc_schedule=quick, **common)

@@ -1,0 +1,75 @@
+"""Who decides that a point is adversarial: float64, whatever arithmetic the attack ran in.
+
+A point counts if it lies in [0, 1]^d, if its L2 distance to the image is at most ε, and if the network in float64
+gives it a class other than the label. A certificate is about just these points. An attack runs in float32 and may
+end a hair outside the ball: its point is pulled back first, and must still fool.
+
+Rounding: the distance up, so that no point outside the ball is held against a certificate.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Model = Callable[[Tensor], Tensor]
+UNIT = 2.0**-53
+
+
+def in_both_precisions(model: Model) -> tuple[Model, Model]:
+    """``model`` in float32 and in float64, as copies without gradients of weights; a function is taken as it is."""
+    if not isinstance(model, nn.Module):
+        return with_two_logits(model), with_two_logits(model)
+    fast, exact = copy.deepcopy(model).float().eval(), copy.deepcopy(model).double().eval()
+    return with_two_logits(fast.requires_grad_(False)), with_two_logits(exact.requires_grad_(False))
+
+
+def with_two_logits(model: Model) -> Model:
+    """One output f, whose sign is the class, becomes the logits (−f/2, f/2): the same answers and margins."""
+
+    def logits(x: Tensor) -> Tensor:
+        made = model(x)
+        if made.ndim != 2 or len(made) != len(x):
+            raise ValueError(
+                f"the model must give logits (N, classes); got {tuple(made.shape)} for N = {len(x)}. Add Flatten."
+            )
+        return made if made.shape[1] > 1 else torch.cat((-made, made), dim=1) / 2
+
+    return logits
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the referee found at the points it was shown."""
+
+    points: Tensor  # (N, …) float64, in the ball and the box
+    distances: Tensor  # (N,) float64, rounded up
+    predictions: Tensor  # (N,)
+    fooled: Tensor  # (N,) bool
+
+
+def judge(exact: Model, images: Tensor, labels: Tensor, points: Tensor, eps: float) -> Verdict:
+    """Pull ``points`` into the ball of radius ε around float64 ``images`` and the box; see which of them fool."""
+    points = torch.where(torch.isfinite(points), points.double(), images).clamp(0.0, 1.0)
+    lengths = distance_up(points, images)
+    outside = lengths > eps
+    # A hair less than ε, since x₀ + δ is rounded in each of its coordinates, which are at most 1.
+    target = max(eps * (1 - 1e-12) - 4 * UNIT * math.sqrt(images[0].numel()), 0.0)
+    shrink = torch.where(outside, target / lengths, 1.0).view(-1, *[1] * (images.ndim - 1))
+    pulled = (images + (points - images) * shrink).clamp(0.0, 1.0)
+    points = torch.where(outside.view(shrink.shape), pulled, points)
+    lengths = distance_up(points, images)
+    with torch.no_grad():
+        predictions = exact(points).argmax(dim=1)
+    return Verdict(points, lengths, predictions, (lengths <= eps) & (predictions != labels))
+
+
+def distance_up(points: Tensor, images: Tensor) -> Tensor:  # (N, …) → (N,)
+    """‖x − x₀‖ in float64, rounded up: each difference, square, sum and root loses at most a unit."""
+    size = math.prod(images.shape[1:])
+    return (points - images).flatten(1).norm(dim=1) * (1 + (size + 8) * UNIT)

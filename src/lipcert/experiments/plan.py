@@ -1,0 +1,130 @@
+"""What a comparison trains, without torch: methods × data × seeds, each method at its own best learning rate.
+
+The budget is CPU time, but a run is a number of *steps*: the cost of a step is measured once, side by side for all
+methods, stored, and divided into the budget. So a run that was killed continues with the very same steps, and
+the table does not depend on what else the machine was doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from lipcert.training.config import Augmentation, TrainConfig
+
+METHODS = (
+    "sn_surrogate",
+    "cpl_surrogate",
+    "aol",
+    "sll",
+    "sll_shifted",
+    "sll_surrogate",
+    "rescaled",
+    "orthogonal",
+)
+
+
+class Comparison(BaseModel):
+    """What decides the training of a comparison; the same settings continue it, others need another folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    methods: tuple[str, ...] = METHODS
+    """The first part of a model's name; `lipcert models` lists them."""
+    size: str = "tiny"
+    """The last part of a model's name: one architecture family for all methods."""
+    data: tuple[str, ...] = ("digits",)
+    """Data sets from `lipcert data list`, or paths."""
+    data_root: str | None = None
+    """Where prepared data live; None for the default."""
+    seconds: float | None = Field(default=60.0, gt=0)
+    """CPU seconds of one thread for each run; None for the epochs below."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Train so many epochs instead: equal steps, not equal time."""
+    seeds: int = Field(default=3, ge=1)
+    """Runs of each method, with seeds 0, 1, …"""
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
+    """Tried for each method on held-out training images; one alone is taken as it is."""
+    sweep_share: float = Field(default=0.5, gt=0, le=1)
+    """Budget of one trial of a learning rate, as a share of a run's."""
+    validation: int = Field(default=5000, ge=1)
+    """Training images held out in those trials, at most a fifth of them."""
+    batch_size: int = Field(default=256, ge=1)
+    schedule: Literal["triangular", "linear"] = "linear"
+    """Of the learning rate, see `lipcert train --help`."""
+    offset: float = Field(default=2**-0.5, ge=0)
+    """The margin that the cross entropy asks for."""
+    augment: Augmentation = "none"
+
+    @field_validator("methods", "data", "learning_rates")
+    @classmethod
+    def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
+        if not value or len(set(value)) < len(value):
+            raise ValueError(f"expected at least one, each once; got {list(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Comparison:
+        if (self.seconds is None) == (self.epochs is None):
+            raise ValueError("give either seconds or epochs, and None for the other")
+        return self
+
+    def config(self, data: str, method: str, learning_rate: float, steps: int, seed: int = 0) -> TrainConfig:
+        """One run, single-threaded, evaluated at its end."""
+        return TrainConfig(
+            model=f"{method}_{self.size}",
+            data=data,
+            data_root=self.data_root,
+            steps=steps,
+            batch_size=self.batch_size,
+            learning_rate=learning_rate,
+            schedule=self.schedule,
+            offset=self.offset,
+            augment=self.augment,
+            evaluate_every=10**9,
+            seed=seed,
+            threads=1,
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run folder to fill."""
+
+    name: str
+    config: TrainConfig
+
+
+Key = tuple[str, str]  # data, method
+
+
+def sweep(plan: Comparison, steps: Mapping[Key, int], held: Mapping[str, int]) -> Iterator[Job]:
+    """The trials of learning rates, on held-out training images; none where there is nothing to choose."""
+    if len(plan.learning_rates) == 1:
+        return
+    for data in plan.data:
+        for rate in plan.learning_rates:
+            for method in plan.methods:
+                count = max(1, round(steps[data, method] * plan.sweep_share))
+                config = plan.config(data, method, rate, count)
+                yield Job(
+                    f"sweep/{slug(data)}-{method}-{rate:g}", config.model_copy(update={"validation": held[data]})
+                )
+
+
+def finals(plan: Comparison, steps: Mapping[Key, int], rates: Mapping[Key, float]) -> Iterator[Job]:
+    """The runs of the table; all methods of one seed before the next, so that a part is a fair part."""
+    for data in plan.data:
+        for seed in range(plan.seeds):
+            for method in plan.methods:
+                config = plan.config(data, method, rates[data, method], steps[data, method], seed)
+                yield Job(f"runs/{slug(data)}-{method}-{seed}", config)
+
+
+def slug(data: str) -> str:
+    """A data set's name, or the end of its path, as part of a folder's name."""
+    last = data.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    return "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in last) or "data"

@@ -1,0 +1,1 @@
+"""Run folders in; one HTML page, its figures, Markdown, JSON and RobustBench entries out."""

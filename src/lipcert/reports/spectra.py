@@ -1,0 +1,93 @@
+"""Singular values of WΓ^½ in every layer: how close T is to WᵀW. Estimates, never part of a proof.
+
+Of the frozen network, so of the numbers that the proof is about. WᵀW ⪯ T says that no singular value of WT^(−½)
+exceeds 1. The square of the largest, ρ, is what all of T could be multiplied by. T_i ≥ ‖w_i‖² is necessary, so the
+mean of ‖w_i‖²/T_i is at most 1, and 1 only where T = WᵀW, for orthogonal columns. A convolution is sampled on a
+grid of frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import Columns, dense_columns, residual_columns, symbol
+from lipcert.frozen import FrozenResidual, FrozenResidualConv2d
+
+GRIDS = (16, 12, 8, 6, 4)  # points per axis
+WORK = 4e9  # multiplications a layer may cost, before its grid is made coarser
+QUANTILES = 33
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The singular values of a layer's linear part, scaled by T where it has one."""
+
+    name: str
+    kind: str  # residual or plain
+    shape: tuple[int, ...]  # of the stored weight
+    grid: int | None  # frequencies per axis; None for a dense weight
+    dead: int  # neurons with Γ_i = 0
+    quantiles: tuple[float, ...]  # from the largest to the smallest
+    largest_estimate: float
+    mean_share_estimate: float  # mean over i of ‖w_i‖²/T_i, or of ‖w_i‖² without T
+
+
+@torch.no_grad()
+def spectra_estimates(frozen: nn.Module) -> list[Spectrum]:
+    """One entry for each weight of a frozen network, in its order."""
+    found = []
+    for name, module in frozen.named_modules():
+        if isinstance(module, FrozenResidual):
+            found.append(_spectrum(name, module, "residual", module.gamma))
+        elif isinstance(module, (nn.Linear, nn.Conv2d)):
+            found.append(_spectrum(name, module, "plain", None))
+    return found
+
+
+def _spectrum(name: str, module: nn.Module, kind: str, gamma: Tensor | None) -> Spectrum:
+    weight = module.get_buffer("weight").double().cpu()
+    scale = torch.ones(len(weight)).double() if gamma is None else gamma.double().cpu().sqrt()
+    scaled = weight * scale.view(-1, *[1] * (weight.ndim - 1))
+    grid = None
+    if isinstance(module, (FrozenResidualConv2d, nn.Conv2d)):
+        high, wide = module.stride
+        columns = residual_columns(scaled, (int(high), int(wide)), module.groups)
+        grid = None if columns.taps.shape[3:] == (1, 1) else _grid(columns)
+    else:
+        columns = dense_columns(scaled)
+    values = _singular_values(columns, grid)
+    levels = torch.linspace(1, 0, QUANTILES, dtype=torch.float64)
+    return Spectrum(
+        name=name,
+        kind=kind,
+        shape=tuple(weight.shape),
+        grid=grid,
+        dead=int((scale == 0).sum()),
+        quantiles=tuple(_quantiles(values, levels).tolist()),
+        largest_estimate=float(values.max()),
+        mean_share_estimate=float(scaled.flatten(1).square().sum(dim=1).mean()),
+    )
+
+
+def _grid(columns: Columns) -> int:
+    """The finest grid within the work allowed."""
+    groups, count, rows = columns.taps.shape[:3]
+    each = groups * min(count, rows) ** 2 * max(count, rows)
+    return next((points for points in GRIDS if points * (points // 2 + 1) * each <= WORK), GRIDS[-1])
+
+
+def _singular_values(columns: Columns, grid: int | None) -> Tensor:
+    """All of them, over groups and frequencies: roots of the eigenvalues of the smaller Gram matrix."""
+    matrices = symbol(columns, (grid or 1, grid or 1))  # (groups, frequencies, n, rows)
+    adjoint = matrices.mH
+    gram = matrices @ adjoint if matrices.shape[-2] <= matrices.shape[-1] else adjoint @ matrices
+    return torch.linalg.eigvalsh(gram).clamp_min(0.0).sqrt().flatten()
+
+
+def _quantiles(values: Tensor, levels: Tensor) -> Tensor:
+    """Nearest ranks, since torch.quantile refuses more than 2²⁴ values."""
+    ordered = values.sort().values
+    return ordered[(levels * (len(ordered) - 1)).round().long()]

@@ -1,0 +1,213 @@
+"""The fair comparison: equal budgets, honest rows, and the same rows after any kill."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lipcert.experiments.plan import Comparison, finals, slug, sweep
+from lipcert.experiments.results import RADII, read_run, spread
+from lipcert.experiments.runner import Failed, diverged, run_all
+from lipcert.reports.tables import latex_table, markdown_table
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+FLAGS = ["--methods", "sll", "orthogonal", "--size", "nano", "--seconds", "0.4", "--seeds", "2", "--attack", "none"]
+
+
+def command(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "lipcert", *words],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=400,
+        check=False,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison") / "whole"
+    rates = ["--learning-rates", "0.001", "0.01"]
+    result = command("compare", *FLAGS, *rates, "--jobs", "2", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    return out, result.stdout
+
+
+def rows_of(out):
+    return json.loads((out / "comparison.json").read_text())
+
+
+def test_every_run_has_its_budget_its_best_rate_and_its_certificate(finished):
+    out, printed = finished
+    cost = {row["method"]: row["step_seconds"] for row in json.loads((out / "cost.json").read_text())["rows"]}
+    rates = {row["method"]: row for row in json.loads((out / "rates.json").read_text())["rows"]}
+    rows = rows_of(out)
+    assert [row["method"] for row in rows] == ["sll", "orthogonal"]
+    for row in rows:
+        method = row["method"]
+        tried = rates[method]["certified 36/255"]
+        assert set(tried) == {"0.001", "0.01"}
+        assert tried[str(row["learning_rate"])] == max(tried.values())
+        assert row["steps"] == max(1, int(0.4 / cost[method]))
+        for seed in range(2):
+            folder = out / f"runs/digits-{method}-{seed}"
+            config = json.loads((folder / "config.json").read_text())
+            assert (config["seed"], config["steps"], config["threads"]) == (seed, row["steps"], 1)
+            assert config["learning_rate"] == row["learning_rate"]
+            assert config["validation"] == 0
+            for name in ("certificate.json", "audit.json", "summary.json"):
+                assert (folder / name).is_file()
+        trial = json.loads((out / f"sweep/digits-{method}-0.01/config.json").read_text())
+        assert trial["validation"] == 280  # a fifth of the 1,400 training digits
+        assert trial["steps"] == max(1, round(row["steps"] / 2))
+        mean = sum(read_run(out / f"runs/digits-{method}-{seed}").natural for seed in range(2)) / 2
+        assert row["natural"]["mean"] == pytest.approx(mean, rel=1e-12)
+    assert max(len(line) for line in printed.splitlines()[:-1]) <= 80
+    assert "\x1b" not in printed
+
+
+def test_a_finished_comparison_is_not_run_again(finished):
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".safetensors", ".jsonl")}
+    rates = ["--learning-rates", "0.001", "0.01"]
+    again = command("compare", *FLAGS, *rates, "--json", "--out", str(out))
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    shown = json.loads(again.stdout)
+    assert [row["method"] for row in shown] == ["sll", "orthogonal"]
+    changed = command("compare", *FLAGS, *rates, "--seeds", "3", "--out", str(out))
+    assert changed.returncode == 2
+    assert "seeds" in changed.stderr
+    assert changed.stderr.count("\n") == 1
+
+
+def test_a_killed_comparison_gives_the_same_rows(tmp_path):
+    words = [*FLAGS, "--learning-rates", "0.01", "--seeds", "1", "--seconds", "8"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+        settings = Comparison(
+            methods=("sll", "orthogonal"), size="nano", seeds=1, learning_rates=(0.01,), seconds=8
+        )
+        (folder / "plan.json").write_text(json.dumps(settings.model_dump(mode="json")))
+        rows = [{"data": "digits", "method": m, "step_seconds": 0.08} for m in settings.methods]
+        (folder / "cost.json").write_text(json.dumps({"rows": rows}))  # equal costs, so equal steps in both
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lipcert", "compare", *words, "--out", str(parts)], env=ENVIRONMENT
+    )
+    state = parts / "runs/digits-sll-0/state.pt"
+    deadline = time.monotonic() + 120
+    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(str(parts) in words for words in running()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(str(parts) in words for words in running()), "a training outlived the comparison that started it"
+    assert not (parts / "comparison.json").exists()
+    for folder in (parts, whole):
+        result = command("compare", *words, "--out", str(folder))
+        assert result.returncode == 0, result.stderr
+    for name in ("sll", "orthogonal"):
+        for file in ("certified.jsonl", "metrics.jsonl", "model.safetensors"):
+            run = f"runs/digits-{name}-0/{file}"
+            assert (parts / run).read_bytes() == (whole / run).read_bytes(), run
+    timings = ("inference_seconds", "peak_bytes")
+    for ours, theirs in zip(rows_of(parts), rows_of(whole), strict=True):
+        assert {k: v for k, v in ours.items() if k not in timings} == {
+            k: v for k, v in theirs.items() if k not in timings
+        }
+
+
+def running():
+    """The command lines of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+
+
+def test_a_divergence_is_a_result_and_a_failure_is_not(tmp_path):
+    plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, seconds=None, learning_rates=(0.01,))
+    (job,) = finals(plan, {("digits", "sll"): 20}, {("digits", "sll"): 1e38})
+    run_all([job], tmp_path)
+    assert diverged(tmp_path / job.name)
+    missing = job.__class__("missing", job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01}))
+    with pytest.raises(Failed, match=r"missing: lipcert train must finish.*nowhere"):
+        run_all([missing], tmp_path)
+
+
+def test_rows_that_contradict_each_other_are_refused(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0] / "runs/digits-sll-0", folder)
+    result = read_run(folder)
+    assert all(share <= result.natural for share in result.certified.values())
+    good = {"eps": "36/255", "radius": 36 / 255, "examples": 10, "natural": 0.5, "certified": 0.2, "attacked": 0.3}
+    (folder / "attack.json").write_text(json.dumps({"rows": [good]}))
+    assert read_run(folder).attacked["36/255"].attacked == 0.3
+    for wrong in ({"attacked": 0.1}, {"attacked": 0.6}):
+        (folder / "attack.json").write_text(json.dumps({"rows": [good | wrong]}))
+        with pytest.raises(ValueError, match="certified ≤ attacked ≤ natural"):
+            read_run(folder)
+
+
+def test_a_plan_is_checked_before_anything_starts(tmp_path):
+    for words, said in (
+        (["--methods", "sll", "nonsense"], "nonsense_tiny"),
+        (["--methods", "sll", "sll"], "each once"),
+        (["--seconds", "0"], "seconds"),
+        (["--epochs", "3"], "either seconds or epochs"),
+    ):
+        result = command("compare", *words, "--out", str(tmp_path / "new"))
+        assert result.returncode == 2, words
+        assert said in result.stderr
+        assert not (tmp_path / "new").exists()
+
+
+def test_the_plan_is_all_methods_of_a_seed_before_the_next():
+    plan = Comparison(methods=("sll", "aol"), data=("digits", "my folder/data set"), seeds=2)
+    keys = {(data, method): 4 for data in plan.data for method in plan.methods}
+    names = [job.name for job in finals(plan, keys, dict.fromkeys(keys, 0.01))]
+    assert names[:4] == ["runs/digits-sll-0", "runs/digits-aol-0", "runs/digits-sll-1", "runs/digits-aol-1"]
+    assert names[4] == "runs/data_set-sll-0"
+    assert len({job.name for job in sweep(plan, keys, dict.fromkeys(plan.data, 5))}) == 12
+    assert slug("/") == "data"
+
+
+def test_mean_and_spread():
+    assert spread([0.5]).percent() == "50.0"
+    assert spread([0.5, 0.6, 0.7]).percent() == "60.0 ± 10.0"
+    assert list(RADII) == ["36/255", "72/255", "108/255", "0.5", "1"]
+
+
+def test_tables_escape_what_their_formats_would_read():
+    header, lines = ["a|b", "50 %"], [["x_1", "1.0 ± 0.2"]]
+    assert markdown_table(header, lines) == "| a\\|b | 50 % |\n|---|---:|\n| x_1 | 1.0 ± 0.2 |"
+    assert latex_table(header, lines).splitlines()[2:5] == [
+        r"a|b & 50 \% \\",
+        r"\midrule",
+        r"x\_1 & 1.0 $\pm$ 0.2 \\",
+    ]
+
+
+def test_costs_are_measured_on_one_thread_and_leave_the_threads_as_they_were():
+    from lipcert.data.digits import load_digits
+    from lipcert.experiments.cost import step_seconds
+
+    plan, data, threads = Comparison(size="nano"), load_digits("train"), torch.get_num_threads()
+    configs = {m: (plan.config("digits", m, 0.01, 1), data) for m in ("sll", "sn")}
+    cost = step_seconds(configs, repeats=2)
+    assert torch.get_num_threads() == threads
+    assert (
+        0 < cost["sll"] < cost["sn"]
+    )  # the proved spectral bound of a convolution costs many times the forward pass
