@@ -204,6 +204,17 @@ def test_square_is_left_out_just_where_it_fails(height):
         assert autoattack.defined("square", 3, (3, height, width)) == works, (height, width)
 
 
+def test_ties_do_not_stop_square():
+    """pyautoattack alone fails where the best margin is exactly 0."""
+    tied = lambda x: x.flatten(1)[:, :3] * 0  # noqa: E731
+    images, labels = torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(RuntimeError):
+        SquareAttack(tied, norm="L2", eps=0.5, n_queries=5, device="cpu").perturb(images, labels)
+    result = lc.attack(tied, images, labels, eps=0.5, method="quick")
+    assert result.attacks == ("apgd-ce", "pgd", "square")
+    assert not result.broken.any()
+
+
 def test_what_is_not_defined_is_not_run():
     assert attacks_of("autoattack", 10, (3, 32, 32)) == autoattack.STANDARD
     assert attacks_of("autoattack", 4, (1, 8, 8)) == autoattack.STANDARD
@@ -228,15 +239,21 @@ class Coarse(nn.Module):
 def test_float64_decides_and_not_float32():
     model = Coarse()
     images = 0.5 + 0.02 * torch.randn(9, 1, 8, 8)
+    images[:, 0, 0, 0] = torch.arange(9) / 10  # so that the classes take turns
+    with torch.no_grad():
+        model.linear.weight[:, 0] = torch.tensor([0.0, 5.0, 0.0])
+        model.linear.bias += torch.tensor([2.0, 0.0, 0.0])
     labels = copy.deepcopy(model).double()(images.double()).argmax(dim=1)
-    labels = torch.where(labels == 0, 1, labels)  # float32 says 0 to all
+    order = torch.randperm(9)
+    images, labels = images[order], labels[order]
+    assert set(labels.tolist()) == {0, 1}
     assert (model(images).argmax(dim=1) == 0).all()
     near = lc.attack(model, images, labels, eps=1e-7, method="quick")
-    assert near.correct.any()
-    assert not near.broken.any()  # float32 calls them all broken
+    assert near.correct.all()
+    assert not near.broken.any()  # float32 calls the ones broken as they are
     far = lc.attack(model, images, labels, eps=3.0, method="quick")
-    assert far.broken[far.correct].all()
-    assert {name for name in far.by if name} == {"pgd"}  # in float64, from where float32 was wrong
+    assert torch.equal(far.broken, labels == 1)  # and sees no way to change the zeros
+    assert far.by == tuple("pgd" if label else None for label in labels.tolist())  # in float64
 
 
 @pytest.mark.parametrize("factor", [1 + 1e-9, 1.5, 100.0])
@@ -312,10 +329,12 @@ def test_pgd_stops_a_path_where_it_first_fools():
         counts.append(len(x))
         return model(x)
 
-    found = pgd(counting, images, labels, 2.0, random_starts(images, 2.0, torch.arange(16), 0, 3), steps=20)
+    starts = random_starts(images, 2.0, torch.arange(16), 0, 3)
+    found = pgd(counting, images, labels, 2.0, starts, steps=20)
     assert (model(found).argmax(dim=1) != labels).all()
     assert counts == sorted(counts, reverse=True)
     assert len(counts) < 21
+    assert len(list(starts)) == 2  # the first was enough for all
 
 
 @pytest.mark.parametrize(
@@ -686,6 +705,7 @@ def test_other_weights_and_damaged_parts_are_not_mixed_in(run_copy):
         ("--eps", "0"),
         ("--eps", "-1"),
         ("--eps", "small"),
+        ("--eps", "1e400"),
         ("--examples", "0"),
         ("--jobs", "0"),
         ("--seed", "-1"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted  # type: ignore[import-untyped]
@@ -82,5 +83,14 @@ def _make(
         return APGDAttack_targeted(model, n_iter=ITERATIONS, n_target_classes=targets, logger=QUIET, **common)
     if name == "fab-t":
         return FABAttack_PT(model, n_iter=ITERATIONS, targeted=True, n_target_classes=targets, **common)
-    queries = QUICK_QUERIES if quick else QUERIES
-    return SquareAttack(model, n_queries=queries, resc_schedule=quick, **common)
+    square = SquareAttack(model, n_queries=QUICK_QUERIES if quick else QUERIES, resc_schedule=quick, **common)
+    square.margin_and_loss = partial(_without_ties, square.margin_and_loss)
+    return square
+
+
+def _without_ties(
+    margin_and_loss: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], x: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A margin of exactly 0 as a tiny negative one: Square takes both for success, but fails if 0 is the best."""
+    margin, loss = margin_and_loss(x, labels)
+    return torch.where(margin == 0, -torch.finfo(margin.dtype).tiny, margin), loss

@@ -31,8 +31,6 @@ def pgd(
     """The first point of each path that ``model`` misclassifies, in its own arithmetic; else the image itself."""
     found, left = images.clone(), torch.arange(len(images), device=images.device)
     for start in starts:
-        if not len(left):
-            break
         x, near, truth = start[left], images[left], labels[left]
         for step in range(steps + 1):
             x = into_ball(near, x, eps).requires_grad_()
@@ -48,6 +46,8 @@ def pgd(
             x = (x + (2.5 * eps / steps) * slope / per_example_norm(slope).clamp_min(1e-12)).detach()
             x, near, truth, left = (part[~fooled] for part in (x, near, truth, left))
         left = left[~fooled]
+        if not len(left):
+            break
     return found
 
 

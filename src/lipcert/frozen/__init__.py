@@ -1,0 +1,29 @@
+"""Frozen networks: plain modules that store what the proof is about, with no T left to compute."""
+
+from lipcert.frozen.convert import RULES, freeze, out_of_place
+from lipcert.frozen.modules import (
+    FROZEN,
+    FrozenCombination,
+    FrozenExpansion,
+    FrozenHouseholder,
+    FrozenResidual,
+    FrozenResidualConv2d,
+    FrozenResidualLinear,
+    plain_conv2d,
+    plain_linear,
+)
+
+__all__ = [
+    "FROZEN",
+    "RULES",
+    "FrozenCombination",
+    "FrozenExpansion",
+    "FrozenHouseholder",
+    "FrozenResidual",
+    "FrozenResidualConv2d",
+    "FrozenResidualLinear",
+    "freeze",
+    "out_of_place",
+    "plain_conv2d",
+    "plain_linear",
+]

@@ -1,0 +1,177 @@
+"""``freeze``: which frozen module each layer becomes. An affine layer keeps the one matrix V that it multiplies by.
+
+A frozen network has no link to the one it came from. Rounding: see ``rounded``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lipcert.errors import NotCertified
+from lipcert.frozen.modules import (
+    FROZEN,
+    FrozenCombination,
+    FrozenExpansion,
+    FrozenHouseholder,
+    FrozenResidualConv2d,
+    FrozenResidualLinear,
+    plain_conv2d,
+    plain_linear,
+    with_buffers,
+)
+from lipcert.frozen.rounded import contraction, frozen_residual
+from lipcert.layers import activation, affine, general, head, orthogonal, residual, shape
+from lipcert.layers.contract import require_finite, require_no_hooks, require_vouched
+from lipcert.verified import dense
+
+KEPT = (
+    nn.Identity,
+    nn.Linear,
+    nn.Conv2d,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    shape.PadChannels,
+    shape.PadImage,
+    shape.SpaceToDepth,
+    shape.ScaledAvgPool2d,
+    shape.L2Pool2d,
+    shape.Centre,
+    shape.Normalize,
+    shape.Scale,
+    activation.MaxMin,
+    activation.GroupSort,
+    activation.Abs,
+)
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """The network as plain modules with buffers, in evaluation mode and float32; ``model`` is not changed.
+
+    Raises:
+        NotCertified: for a module that lipcert does not know, a hook, or a parameter that is not finite.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
+    was = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()  # the exact ratio of a surrogate SLL
+        with torch.no_grad():
+            frozen = _freeze(model, "the network")
+    finally:
+        for module, mode in was:
+            module.training = mode
+    return frozen.eval()
+
+
+def _freeze(module: nn.Module, name: str) -> nn.Module:
+    kind = type(module)
+    if kind is nn.Sequential:
+        require_no_hooks(module)
+        made = nn.Sequential()
+        for key, child in module._modules.items():
+            assert child is not None
+            made.add_module(key, _freeze(child, f"{name}.{key}" if name != "the network" else key))
+        return made
+    if kind is nn.Dropout or kind is nn.Dropout2d:
+        return nn.Identity()
+    if kind not in KEPT and kind not in RULES and not isinstance(module, FROZEN):
+        raise NotCertified(
+            f"freeze knows the layers of lipcert, Sequential and simple activations; got {kind.__qualname__} at "
+            f"{name}. Replace it, or write its function with those."
+        )
+    for part in module.modules():
+        require_no_hooks(part)
+        if hasattr(part, "require_sound"):
+            require_vouched(part, "require_sound")
+    require_finite(module)
+    if kind in RULES:
+        return RULES[kind](module)
+    kept = copy.deepcopy(module)
+    out_of_place(kept)
+    if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
+        return with_buffers(kept, kept.weight.float(), kept.bias)
+    return kept if isinstance(kept, FROZEN) else kept.float()
+
+
+def out_of_place(module: nn.Module) -> None:
+    """No part of ``module`` overwrites its input any more: an input may be someone's, or another branch's."""
+    for part in module.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]
+
+
+def _linear(layer: affine.AffineLinear) -> nn.Module:
+    double = copy.deepcopy(layer).double()
+    weight = contraction(double.scaled_weight(), lambda w: dense.norm_bound(w).value)
+    return plain_linear(weight, layer.bias)
+
+
+def _conv(layer: affine.AffineConv2d) -> nn.Module:
+    double = copy.deepcopy(layer).double()
+    weight = double.scaled_weight().float()  # its constant is what the audit proves, near 1
+    return plain_conv2d(weight, layer.bias, layer.stride, layer.padding, layer.padding_mode, layer.groups)
+
+
+def _head(layer: head.NormalizedHead) -> nn.Module:
+    rows = copy.deepcopy(layer).double().unit_weight()
+    return plain_linear(rows.float(), layer.bias)
+
+
+def _pixelwise(layer: shape.Pixelwise) -> nn.Module:
+    """A dense layer on every pixel is a 1×1 convolution."""
+    inner = _freeze(layer.layer, "Pixelwise")
+    if isinstance(inner, nn.Linear):
+        return plain_conv2d(inner.weight[:, :, None, None], inner.bias)
+    if isinstance(inner, FrozenResidualLinear):
+        kernel = inner.weight[:, :, None, None].clone()
+        return FrozenResidualConv2d(kernel, inner.gamma, inner.bias, inner.sigma, inner.witness)
+    raise NotCertified(
+        f"freeze knows Pixelwise of a dense layer; got one of {type(layer.layer).__qualname__}. Use a 1×1 "
+        "convolution."
+    )
+
+
+def _householder(layer: activation.Householder) -> nn.Module:
+    half = layer.theta.double() / 2
+    vectors = torch.stack((half.sin(), -half.cos()))
+    stored = (vectors * (1 - 2.0**-22)).float()  # rounding adds at most 2⁻²⁴ to a norm of 1 − 2⁻²²
+    return FrozenHouseholder(stored[0].contiguous(), stored[1].contiguous(), layer.dim)
+
+
+def _general(layer: general.GeneralLinear) -> nn.Module:
+    """U·(x − WΛσ(z), Λ^½σ(z)): the inner map is 1-Lipschitz whenever ρ = λmax(WΛWᵀ) ≤ 1, and ‖U‖ ≤ 1."""
+    inner = frozen_residual(layer)
+    assert isinstance(inner, FrozenResidualLinear)
+    u1, u2 = copy.deepcopy(layer).double().contraction()
+    mixing = contraction(torch.cat((u1, u2), dim=1), lambda w: dense.norm_bound(w).value)
+    expansion = FrozenExpansion(inner.weight, inner.gamma, inner.bias, inner.sigma, inner.witness)
+    return nn.Sequential(expansion, plain_linear(mixing, None))
+
+
+def _combination(layer: shape.ConvexCombination) -> nn.Module:
+    weights = layer.logits.double().softmax(dim=0) * (1 - 2.0**-22)  # rounding adds less: the sum stays below 1
+    return FrozenCombination(weights.float(), [_freeze(branch, "a branch") for branch in layer.branches])
+
+
+RULES: dict[type, Callable[[Any], nn.Module]] = {
+    residual.ResidualLinear: frozen_residual,
+    residual.ResidualConv2d: frozen_residual,
+    affine.AffineLinear: _linear,
+    orthogonal.OrthogonalLinear: _linear,
+    affine.AffineConv2d: _conv,
+    general.GeneralLinear: _general,
+    head.NormalizedHead: _head,
+    shape.Pixelwise: _pixelwise,
+    activation.Householder: _householder,
+    shape.ConvexCombination: _combination,
+}
