@@ -173,7 +173,7 @@ def test_wheel_is_complete_and_imports(tmp_path):
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("lipcert-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"lipcert/py.typed", "lipcert/data/digits.npz"} <= set(names)
+    assert {"lipcert/py.typed", "lipcert/data/digits.npz", "lipcert/reports/report.html.jinja"} <= set(names)
     assert all(name.startswith(("lipcert/", "lipcert-")) for name in names)
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

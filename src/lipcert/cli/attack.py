@@ -90,10 +90,7 @@ class Attack:
         from lipcert.cli.certify import fraction
         from lipcert.errors import positive_int
 
-        try:
-            radii = {text: fraction(text) for text in self.eps}
-        except OverflowError:
-            raise ValueError(f"--eps must be finite; got {' '.join(self.eps)}. Pass e.g. 36/255.") from None
+        radii = {text: fraction(text) for text in self.eps}
         if not radii or min(radii.values()) <= 0:
             raise ValueError(f"--eps must be above 0; got {' '.join(self.eps) or 'nothing'}. Pass e.g. 36/255.")
         positive_int("--examples", self.examples)

@@ -102,7 +102,7 @@ def fraction(text: str) -> float:
 
     try:
         value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise ValueError(f"--eps must be numbers or fractions such as 36/255; got {text!r}. Correct it.") from None
     if not value >= 0:
         raise ValueError(f"--eps must be at least 0; got {text!r}. Correct it.")
