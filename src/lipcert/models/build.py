@@ -46,7 +46,7 @@ def _start_orthogonal(backbone: nn.Module) -> None:
     for layer in backbone.modules():
         if isinstance(layer, ResidualLinear):
             orthogonal_start_(layer.weight)
-        elif isinstance(layer, ResidualConv2d):
+        elif isinstance(layer, (ResidualConv2d, AffineConv2d)):
             with torch.no_grad():
                 high, wide = (size // 2 for size in layer.kernel_size)
                 middle = torch.empty_like(layer.weight[:, :, high, wide])

@@ -52,7 +52,7 @@ class ModelSpec(BaseModel):
     activation: str = "relu"
     """Of the residual layers, with slope in [0, 1]."""
     init: Literal["xavier", "orthogonal"] = "xavier"
-    """Of the residual layers: the paper's, or orthonormal columns, so that T = 1 and no layer starts near x ↦ x."""
+    """The paper's, or orthonormal columns: T = 1, no residual starts near x ↦ x, no convolution shrinks."""
     num_classes: int = Field(default=10, ge=2)
     """From the data, when trained."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
