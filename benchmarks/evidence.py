@@ -71,6 +71,16 @@ def comparison_block(path: Path) -> str:
     return "\n".join([*parts, f"`{record['command']}` → `{path.relative_to(ROOT)}`"])
 
 
+def rates_block(path: Path) -> str:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rates = list(record["rows"][0]["tried"])
+    lines = [
+        [row["method"], *(f"{100 * row['tried'][rate]['certified 36/255']:.1f}" for rate in rates)]
+        for row in record["rows"]
+    ]
+    return f"{markdown_table(['method', *rates], lines)}\n\n`{record['command']}` → `{path.relative_to(ROOT)}`"
+
+
 def attacked_block(path: Path) -> str:
     record = json.loads(path.read_text(encoding="utf-8"))
     lines = [
@@ -87,9 +97,10 @@ def attacked_block(path: Path) -> str:
 
 def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
-    found = {
-        f"comparison-{path.stem}": comparison_block(path) for path in (ROOT / "results/comparison").glob("*.json")
-    }
+    found = {}
+    for path in (ROOT / "results/comparison").glob("*.json"):
+        made = rates_block if path.stem.endswith(".rates") else comparison_block
+        found[f"comparison-{path.stem}"] = made(path)
     found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
     return found
 
@@ -105,25 +116,45 @@ def page(text: str) -> str:
 
 
 def figure(certified: Path, attacked: Path):
-    """Certified accuracy against the radius, and the accuracy under attack of the attacked images above it."""
+    """Certified accuracy against the radius, of all images and of the attacked ones; the latter under attack."""
     import altair as alt
 
     rows = [json.loads(line) for line in gzip.decompress(certified.read_bytes()).decode().splitlines()]
-    radii = sorted(row["radius"] for row in rows)
-    grid = [step / 255 for step in range(0, 256, 2)]
-    curve = [{"radius": r, "share": 100 * sum(x > r for x in radii) / len(radii)} for r in grid]
-    points = [
-        {"radius": row["radius"], "share": 100 * row["attacked"], "eps": row["eps"]}
-        for row in json.loads(attacked.read_text(encoding="utf-8"))["rows"]
+    record = json.loads(attacked.read_text(encoding="utf-8"))
+    few = record["examples"]
+    names = [
+        f"certified, all {len(rows):,} test images",
+        f"certified, the first {few}",
+        f"AutoAttack, the first {few}",
     ]
-    x = alt.X("radius:Q", title="L2 radius of the perturbation (pixels in [0, 1])", scale=alt.Scale(domain=[0, 1]))
-    y = alt.Y("share:Q", title="accuracy (%)", scale=alt.Scale(domain=[0, 80]))
-    line = alt.Chart(alt.Data(values=curve)).mark_line(color="#0067a3", strokeWidth=2.5).encode(x=x, y=y)
-    marks = alt.Chart(alt.Data(values=points)).mark_point(color="#b84700", filled=True, size=70).encode(x=x, y=y)
-    names = marks.mark_text(color="#b84700", dy=-12, fontSize=12).encode(text="eps:N")
-    return alt.layer(line, marks, names).properties(
-        width=560, height=280, background="#ffffff", title="CIFAR-10, sll_tiny: certified (line), AutoAttack (dots)"
+    curves = [
+        {
+            "radius": step / 255,
+            "share": 100 * sum(row["radius"] > step / 255 for row in part) / len(part),
+            "what": name,
+        }
+        for name, part in zip(names, (rows, rows[:few]), strict=False)
+        for step in range(0, 257, 3)
+    ]
+    points = [
+        {"radius": row["radius"], "share": 100 * row["attacked"], "eps": row["eps"], "what": names[2]}
+        for row in record["rows"]
+    ]
+    x = alt.X(
+        "radius:Q", title="L2 radius of the perturbation (pixels in [0, 1])", scale=alt.Scale(domain=[0, 1.02])
     )
+    y = alt.Y("share:Q", title="accuracy (%)", scale=alt.Scale(domain=[0, 80]))
+    colour = alt.Color(
+        "what:N",
+        title=None,
+        scale=alt.Scale(domain=names, range=["#0067a3", "#5bb8ef", "#b84700"]),
+        legend=alt.Legend(orient="top-right", labelLimit=400),
+    )
+    lines = alt.Chart(alt.Data(values=curves)).mark_line(strokeWidth=2.5, interpolate="step-after")
+    dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True, size=70, opacity=1)
+    texts = dots.mark_text(dy=-12, fontSize=12, color="#b84700").encode(x=x, y=y, text="eps:N")
+    layers = (lines.encode(x=x, y=y, color=colour), dots.encode(x=x, y=y, color=colour), texts)
+    return alt.layer(*layers).properties(width=560, height=280, background="#ffffff", title="CIFAR-10, sll_tiny")
 
 
 def main() -> None:

@@ -1,0 +1,54 @@
+"""README and docs/results.md show what results/ holds, and what it holds obeys the laws."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from lipcert.attacks.evidence import contradictions, summary
+
+ROOT = Path(__file__).parents[1]
+ATTACKED = sorted((ROOT / "results" / "attacked").glob("*.json"))
+COMPARED = [path for path in (ROOT / "results" / "comparison").glob("*.json") if ".rates" not in path.name]
+
+
+def evidence():
+    spec = importlib.util.spec_from_file_location("evidence", ROOT / "benchmarks" / "evidence.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_the_pages_show_the_results(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert evidence().page(text) == text
+    assert ":begin -->\n<!--" not in text  # every block is filled
+
+
+@pytest.mark.parametrize("path", ATTACKED, ids=lambda path: path.stem)
+def test_no_attack_broke_a_certificate(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    lines = gzip.decompress(path.with_suffix(".jsonl.gz").read_bytes()).decode().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert contradictions(rows) == []
+    assert summary(rows) == record["rows"]
+    assert record["command"].startswith("lipcert attack")
+
+
+@pytest.mark.parametrize("path", COMPARED, ids=lambda path: path.stem)
+def test_compared_rows_are_ordered_and_follow_from_their_runs(path):
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["command"].startswith("lipcert compare")
+    for row in record["rows"]:
+        runs = [run for run in record["runs"] if run["run"].rpartition("-")[0] == f"{row['data']}-{row['method']}"]
+        assert len(runs) == row["seeds"]
+        mean = sum(run["natural"] for run in runs) / len(runs)
+        assert row["natural"]["mean"] == pytest.approx(mean, rel=1e-12)
+        for run in runs:
+            shares = [run["natural"], *run["certified"].values()]
+            assert shares == sorted(shares, reverse=True)
+            for attacked in run["attacked"].values():
+                assert attacked["certified"] <= attacked["attacked"] <= attacked["natural"]
