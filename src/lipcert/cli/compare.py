@@ -80,7 +80,8 @@ class _Bar:
         self.progress.update(self.tasks[phase], completed=done, total=total)  # type: ignore[arg-type]
 
     def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
+        if self.tasks:  # one that never started would still print an empty line
+            self.progress.stop()
 
 
 def print_rows(rows: list[Row], out: Path) -> None:
