@@ -138,7 +138,7 @@ def running():
 
 
 def test_a_divergence_is_a_result_and_a_failure_is_not(tmp_path):
-    plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, seconds=None, learning_rates=(0.01,))
+    plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, learning_rates=(0.01,))
     (job,) = finals(plan, {("digits", "sll"): 20}, {("digits", "sll"): 1e38})
     run_all([job], tmp_path)
     assert diverged(tmp_path / job.name)
@@ -170,7 +170,7 @@ def test_a_plan_is_checked_before_anything_starts(tmp_path):
         (["--methods", "sll", "nonsense"], "nonsense_tiny"),
         (["--methods", "sll", "sll"], "each once"),
         (["--seconds", "0"], "seconds"),
-        (["--epochs", "3"], "either seconds or epochs"),
+        (["--epochs", "3", "--seconds", "5"], "got both"),
     ):
         result = command("compare", *words, "--out", str(tmp_path / "new"))
         assert result.returncode == 2, words
@@ -184,8 +184,15 @@ def test_the_plan_is_all_methods_of_a_seed_before_the_next():
     names = [job.name for job in finals(plan, keys, dict.fromkeys(keys, 0.01))]
     assert names[:4] == ["runs/digits-sll-0", "runs/digits-aol-0", "runs/digits-sll-1", "runs/digits-aol-1"]
     assert names[4] == "runs/data_set-sll-0"
-    assert len({job.name for job in sweep(plan, keys, dict.fromkeys(plan.data, 5))}) == 12
+    assert len({job.name for job in sweep(plan, keys, dict.fromkeys(plan.data, 5))}) == 16
     assert slug("/") == "data"
+
+
+def test_a_budget_is_seconds_or_epochs_and_a_minute_without_either():
+    assert Comparison().steps(0.5, 1000) == 120
+    assert Comparison(seconds=1).steps(0.3, 1000) == 3
+    assert Comparison(seconds=1).steps(7.0, 1000) == 1
+    assert Comparison(epochs=2).steps(0.5, 1000) == 2 * 4
 
 
 def test_mean_and_spread():

@@ -57,7 +57,7 @@ def compare(
     _same_plan(plan, out)
     training = {data: load_data(data, "train", root=_root(plan)) for data in plan.data}
     cost = _costs(plan, out, training, show)
-    steps = {key: _steps(plan, cost[key], training[key[0]]) for key in cost}
+    steps = {key: plan.steps(cost[key], len(training[key[0]].labels)) for key in cost}
     held = {data: min(plan.validation, len(training[data].labels) // 5) for data in plan.data}
     trials = list(sweep(plan, steps, held))
     _run("learning rates", trials, out, (), parallel, show)
@@ -106,13 +106,6 @@ def _costs(
         show("cost of a step", 1, 1)
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return {(row["data"], row["method"]): row["step_seconds"] for row in rows}
-
-
-def _steps(plan: Comparison, cost: float, training: ImageData) -> int:
-    if plan.seconds is not None:
-        return max(1, int(plan.seconds / cost))
-    assert plan.epochs is not None  # the plan has one of the two
-    return plan.epochs * -(-len(training.labels) // plan.batch_size)
 
 
 def _run(

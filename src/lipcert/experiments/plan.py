@@ -40,13 +40,13 @@ class Comparison(BaseModel):
     """Data sets from `lipcert data list`, or paths."""
     data_root: str | None = None
     """Where prepared data live; None for the default."""
-    seconds: float | None = Field(default=60.0, gt=0)
-    """CPU seconds of one thread for each run; None for the epochs below."""
+    seconds: float | None = Field(default=None, gt=0)
+    """CPU seconds of one thread for each run; 60, unless epochs are given."""
     epochs: int | None = Field(default=None, ge=1)
     """Train so many epochs instead: equal steps, not equal time."""
     seeds: int = Field(default=3, ge=1)
     """Runs of each method, with seeds 0, 1, …"""
-    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03)
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     """Tried for each method on held-out training images; one alone is taken as it is."""
     sweep_share: float = Field(default=0.5, gt=0, le=1)
     """Budget of one trial of a learning rate, as a share of a run's."""
@@ -68,9 +68,15 @@ class Comparison(BaseModel):
 
     @model_validator(mode="after")
     def _one_budget(self) -> Comparison:
-        if (self.seconds is None) == (self.epochs is None):
-            raise ValueError("give either seconds or epochs, and None for the other")
+        if self.seconds is not None and self.epochs is not None:
+            raise ValueError("expected seconds or epochs; got both. Drop one")
         return self
+
+    def steps(self, step_seconds: float, images: int) -> int:
+        """How many steps a run takes, from the cost of one and the number of training images."""
+        if self.epochs is not None:
+            return self.epochs * -(-images // self.batch_size)
+        return max(1, int((self.seconds or 60.0) / step_seconds))
 
     def config(self, data: str, method: str, learning_rate: float, steps: int, seed: int = 0) -> TrainConfig:
         """One run, single-threaded, evaluated at its end."""
