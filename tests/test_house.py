@@ -157,6 +157,33 @@ def test_demo_is_the_whole_story_in_one_table(tmp_path):
     assert again.stdout.replace("run-2", "run") == result.stdout  # a seed decides everything
 
 
+def test_every_command_speaks_json(tmp_path):
+    run = str(tmp_path / "run")
+    flags = ["--model", "sll_nano", "--steps", "3", "--batch-size", "64", "--out", run]
+    said = {
+        words[0]: json.loads(lipcert(*words, "--json").stdout)
+        for words in (
+            ["train", *flags],
+            ["certify", run, "--examples", "20"],
+            ["audit", run],
+            ["check", run],
+            ["attack", run, "--method", "pgd", "--examples", "4", "--eps", "36/255"],
+            ["export", run, "--to", "torch"],
+            ["models", "sll_tiny"],
+            ["report", run],
+        )
+    }
+    assert said["train"]["step"] == 3
+    assert said["certify"]["examples"] == 20
+    assert said["audit"] == json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert said["check"]["ok"] is True
+    assert said["attack"] == json.loads((tmp_path / "run" / "attack.json").read_text())
+    assert said["export"]["lipschitz"] <= 1
+    assert said["models"]["sll_tiny"]["channels"] == 64
+    assert said["report"]["runs"][0]["name"] == "run"
+    assert json.loads(lipcert("data", "list", "--json").stdout)["digits"]["prepared"] is True
+
+
 def test_wheel_is_complete_and_imports(tmp_path):
     build = [
         sys.executable,

@@ -21,7 +21,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -879,12 +879,22 @@ def check(path: str | Path) -> Report:
         raise Malformed(f"cannot be read: {type(error).__name__}") from None
 
 
+def plain(value: Any) -> Any:
+    """For JSON, which has no infinities."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="check.py", description="Verify a certificate of lipcert with numpy alone."
     )
     parser.add_argument("certificate", help="path of certificate.json")
     parser.add_argument("--quiet", action="store_true", help="print nothing unless something is wrong")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON instead of lines")
     args = parser.parse_args(argv)
     try:
         report = check(args.certificate)
@@ -895,7 +905,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cannot be checked: {type(error).__name__}", file=sys.stderr)
         return 2
     if not args.quiet:
-        print("\n".join(report.lines))
+        print(json.dumps(plain(asdict(report)), indent=2) if args.json else "\n".join(report.lines))
     if not report.ok:
         print("refuted: " + "; ".join(report.refuted[:5]), file=sys.stderr)
     return 0 if report.ok else 1

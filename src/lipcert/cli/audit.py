@@ -15,8 +15,12 @@ class Audit:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, its model.safetensors, or what lipcert export wrote to torch or safetensors."""
+    json: bool = False
+    """Print audit.json instead of the table."""
 
     def run(self) -> int:
+        import json
+
         from lipcert.exports.files import exported_shape, load_frozen
         from lipcert.frozen import freeze
         from lipcert.proofs.audit import audit
@@ -27,7 +31,7 @@ class Audit:
             report = audit(load_frozen(self.run_folder), shape)
         else:
             report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
-        print(report)
+        print(json.dumps(report.to_json(), indent=2) if self.json else report)
         if self.run_folder.is_dir():
             write_json(self.run_folder / "audit.json", report.to_json())
         return 0 if report.ok else 1

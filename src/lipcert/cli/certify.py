@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -34,6 +34,8 @@ class Certify:
     """Radii of the table, as numbers or fractions."""
     batch_size: int = 64
     """Images at a time; changes nothing but memory and speed."""
+    json: bool = False
+    """Print the shares as JSON instead of the table."""
 
     def run(self) -> int:
         import json
@@ -61,7 +63,10 @@ class Certify:
         write_certificate(self.run_folder, links, frozen, images.images, result, about=about)
         rows = "".join(json.dumps(row) + "\n" for row in result.rows())
         write_atomically(self.run_folder / "certified.jsonl", lambda path: path.write_text(rows, encoding="utf-8"))
-        print_result(result, radii, self.run_folder, about)
+        if self.json:
+            print(json.dumps(shares_of(result, radii, about), indent=2))
+        else:
+            print_result(result, radii, self.run_folder, about)
         return 0
 
 
@@ -144,6 +149,19 @@ def progress_bar(title: str):  # type: ignore[no-untyped-def]
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     return bar()
+
+
+def shares_of(result: CertificationResult, radii: dict[str, float], about: str) -> dict[str, Any]:
+    """What the table says, for programs."""
+    return {
+        "data": about,
+        "examples": len(result.radii),
+        "natural": result.natural_accuracy,
+        "certified": {name: result.certified_accuracy(value) for name, value in radii.items()},
+        "lipschitz": result.lipschitz,
+        "arithmetic": result.arithmetic,
+        "assumed": list(result.assumed),
+    }
 
 
 def print_result(result: CertificationResult, radii: dict[str, float], out: Path, about: str) -> None:

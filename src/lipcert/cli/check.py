@@ -15,9 +15,11 @@ class Check:
 
     certificate: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CERTIFICATE")]
     """A certificate.json with its two tensor files beside it, or a run folder that holds them."""
+    json: bool = False
+    """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
         from lipcert.check import main
 
         path = self.certificate / "certificate.json" if self.certificate.is_dir() else self.certificate
-        return main([str(path)])
+        return main([str(path), *(["--json"] if self.json else [])])

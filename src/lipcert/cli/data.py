@@ -25,12 +25,29 @@ class ListData:
 
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default."""
+    json: bool = False
+    """Print the list as JSON instead of a table."""
 
     def run(self) -> int:
+        import json
+
         from rich.console import Console
         from rich.table import Table
 
         from lipcert.data.catalogue import CATALOGUE, data_root, prepared_path
+
+        if self.json:
+            listed = {
+                known.name: {
+                    "classes": known.classes,
+                    "images": dict(known.images),
+                    "shape": list(known.shape),
+                    "prepared": known.name == "digits" or prepared_path(known.name, self.root).is_file(),
+                }
+                for known in CATALOGUE.values()
+            }
+            print(json.dumps(listed, indent=2))
+            return 0
 
         table = Table("name", "classes", "images", "size", "prepared")
         for known in CATALOGUE.values():

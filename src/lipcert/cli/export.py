@@ -28,8 +28,13 @@ class Export:
     """torch and safetensors are for lipcert.load_frozen, the second with the certificate inside; the others run."""
     out: Path | None = None
     """The file; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
+    json: bool = False
+    """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
+        import json
+        import math
+
         from lipcert.exports.export import ExportChanged, export
         from lipcert.exports.files import Certificate
         from lipcert.frozen import freeze
@@ -56,5 +61,18 @@ class Export:
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
-        print(report)
+        if self.json:
+            allowed = report.allowed if math.isfinite(report.allowed) else None
+            found = {
+                "path": str(report.path),
+                "to": report.to,
+                "tensors": report.tensors,
+                "certificate": report.certificate is not None,
+                "lipschitz": report.lipschitz,
+                "difference": report.difference,
+                "allowed": allowed,
+            }
+            print(json.dumps(found, indent=2))
+        else:
+            print(report)
         return 0

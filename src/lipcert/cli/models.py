@@ -14,8 +14,12 @@ class Models:
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
     """A shell pattern, such as 'sll*'."""
+    json: bool = False
+    """Print parameters and fields as JSON instead of tables."""
 
     def run(self) -> int:
+        import json
+
         import torch
         from rich.console import Console
         from rich.table import Table
@@ -29,16 +33,21 @@ class Models:
         table = Table(title="Models, with parameters for 3×32×32 images and 10 classes")
         for column in ("name", "parameters", "convolutions", "dense"):
             table.add_column(column, justify="left" if column == "name" else "right")
+        fields_of = {}
         for name in names:
             spec = model_spec(name)
             with torch.device("meta"):
                 count = sum(p.numel() for p in build(spec).parameters())
+            fields_of[name] = {"parameters": count, **spec.model_dump(mode="json")}
             table.add_row(
                 name,
                 f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k",
                 f"{spec.conv_layers} × {spec.channels}·{spec.conv_hidden}",
                 f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}",
             )
+        if self.json:
+            print(json.dumps(fields_of, indent=2))
+            return 0
         console = Console()
         console.print(table)
         if len(names) == 1:

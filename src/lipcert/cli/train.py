@@ -31,9 +31,11 @@ class Train(TrainConfig):
     """Continue the run in --out from its last checkpoint, with its own config."""
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """A config.json whose values become the defaults of the other flags."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the last row as JSON instead of the table."""
 
     def settings(self) -> TrainConfig:
-        return TrainConfig(**self.model_dump(exclude={"out", "resume", "config"}))
+        return TrainConfig(**self.model_dump(include=set(TrainConfig.model_fields)))
 
     def run(self) -> int:
         import json
@@ -69,7 +71,10 @@ class Train(TrainConfig):
             print(f"Interrupted at step {outcome.step}; saved. Resume with:")
             print(f"  lipcert train --resume --out {shlex.quote(str(self.out))}")
             return 0
-        print_outcome(outcome.metrics[-1], self.out)
+        if self.as_json:
+            print(json.dumps(outcome.metrics[-1], indent=2))
+        else:
+            print_outcome(outcome.metrics[-1], self.out)
         return 0
 
 
