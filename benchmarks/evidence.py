@@ -3,6 +3,7 @@
 Run: lipcert compare … --out OUT              (the command is in each file of results/comparison)
      python benchmarks/evidence.py --collect OUT --out results/comparison/NAME.json
      python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
+     python benchmarks/evidence.py --steps results/step-cost.json
      python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
 A comparison that is not finished yet gives the rows of what is.
 """
@@ -12,10 +13,15 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import platform
 from pathlib import Path
 
+import torch
+
 from lipcert.cli.compare import tables
+from lipcert.data.registry import load_data
 from lipcert.experiments.compare import Row, finished_rows, plain
+from lipcert.experiments.cost import step_seconds
 from lipcert.experiments.plan import Comparison
 from lipcert.experiments.results import Spread, read_run
 from lipcert.reports.tables import markdown_table
@@ -95,9 +101,31 @@ def attacked_block(path: Path) -> str:
     return f"{table}\n\n`{record['command']}`, {record['examples']} images → `{path.relative_to(ROOT)}`"
 
 
+def measure_steps() -> dict:
+    """CPU seconds of a training step of each method, side by side on one thread."""
+    methods = ("sll", "sn", "sn_surrogate", "cpl", "cpl_surrogate")
+    plan, data = Comparison(), load_data("cifar10", "train")
+    seconds = step_seconds({method: (plan.config("cifar10", method, 0.01, 1), data) for method in methods})
+    return {
+        "command": "python benchmarks/evidence.py --steps results/step-cost.json",
+        "what": "CPU seconds of one training step, *_tiny, batch 256, minimum of 6 interleaved repeats",
+        "threads": 1,
+        "machine": f"{platform.machine()}, torch {torch.__version__}",
+        "step_seconds": seconds,
+    }
+
+
+def steps_block(path: Path) -> str:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    base = record["step_seconds"]["sll"]
+    lines = [[name, f"{s:.2f} s", f"{s / base:.1f}"] for name, s in record["step_seconds"].items()]
+    table = markdown_table(["method, `tiny`", "step", "of `sll`"], lines)
+    return f"{table}\n\n`{record['command']}` → `{path.relative_to(ROOT)}`"
+
+
 def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
-    found = {}
+    found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     for path in (ROOT / "results/comparison").glob("*.json"):
         made = rates_block if path.stem.endswith(".rates") else comparison_block
         found[f"comparison-{path.stem}"] = made(path)
@@ -161,11 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
     parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
+    parser.add_argument("--steps", type=Path, help="measure training steps into this file")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", action="store_true", help="write the pages anew")
     arguments = parser.parse_args()
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.steps:
+        write_json(arguments.steps, measure_steps())
     if arguments.collect:
         write_json(arguments.out, collect(arguments.collect))
     if arguments.attacked:
@@ -173,7 +204,7 @@ def main() -> None:
         rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
         write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
     if arguments.docs:
-        for name in ("README.md", "docs/results.md"):
+        for name in ("README.md", "docs/results.md", "docs/compare.md"):
             path = ROOT / name
             path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
         import vl_convert

@@ -24,7 +24,7 @@ from lipcert.data.registry import load_data
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.training.config import TrainConfig, learning_rate_factor
-from lipcert.training.loop import make_loss
+from lipcert.training.objective import make_loss
 
 
 def accuracy(model: torch.nn.Module, data: object) -> list[float]:

@@ -1,7 +1,6 @@
 """The fair comparison: equal budgets, honest rows, and the same rows after any kill."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,21 +16,9 @@ from lipcert.experiments.runner import Failed, diverged, run_all
 from lipcert.models.presets import model_spec
 from lipcert.reports.tables import latex_table, markdown_table
 from lipcert.training.checkpoint import save_weights
+from processes import ENVIRONMENT, command
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 FLAGS = ["--methods", "sll", "orthogonal", "--size", "nano", "--seconds", "0.4", "--seeds", "2", "--attack", "none"]
-
-
-def command(*words, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "lipcert", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=400,
-        check=False,
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")

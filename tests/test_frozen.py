@@ -107,6 +107,16 @@ def test_a_surrogate_in_training_mode_is_frozen_exactly():
     assert layer.training
 
 
+@pytest.mark.parametrize("form", ["sll", "spectral"])
+def test_a_surrogate_freezes_the_same_in_both_modes(form):
+    torch.manual_seed(3)
+    layer, exact = (lc.ResidualConv2d(3, 5, bound=bound) for bound in (f"{form}_surrogate", form))
+    exact.load_state_dict(layer.state_dict())
+    frozen = [freeze(net).state_dict() for net in (layer.train(), layer.eval(), exact)]
+    for other in frozen[1:]:
+        assert all(torch.equal(value, other[name]) for name, value in frozen[0].items())
+
+
 def test_what_freeze_does_not_know_is_refused_by_name():
     with pytest.raises(lc.NotCertified, match="got GELU at 1"):
         freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.GELU()))

@@ -20,9 +20,10 @@ from lipcert.data.digits import load_digits
 from lipcert.models.build import create_model
 from lipcert.training.checkpoint import load_model, load_state
 from lipcert.training.config import LOSS_SETTINGS, TrainConfig, learning_rate_factor, radius_factor
-from lipcert.training.loop import Diverged, make_loss, train
+from lipcert.training.loop import Diverged, train
+from lipcert.training.objective import make_loss
+from processes import ENVIRONMENT, command
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 SETTINGS = {"model": "sll_nano", "epochs": 5, "batch_size": 128, "threads": 1, "checkpoint_every": 0.2, "ema": 0.9}
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
 
@@ -34,18 +35,6 @@ def evaluator(model, inputs, labels):
 def run(folder, resume=False, **changes):
     data = load_digits("train"), load_digits("test")
     return train(TrainConfig(**{**SETTINGS, **changes}), folder, data, evaluator, resume=resume)
-
-
-def command(*words, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "lipcert", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=240,
-        check=False,
-        **options,
-    )
 
 
 def same(a, b):

@@ -54,8 +54,9 @@ def main() -> None:
     except (ValueError, OSError, MemoryError) as error:  # bad input: one line, no traceback
         print(f"lipcert: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("lipcert: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        kept = f"; {interrupt}" if str(interrupt) else ""
+        print(f"lipcert: interrupted{kept}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,7 +34,7 @@ class Compare(Comparison):
         import json
 
         from lipcert.experiments.compare import compare, plain
-        from lipcert.experiments.runner import Failed, Stage
+        from lipcert.experiments.runner import Stage
         from lipcert.models.presets import model_spec
 
         plan = Comparison(**self.model_dump(include=set(Comparison.model_fields)))
@@ -46,14 +45,7 @@ class Compare(Comparison):
             flags = ("--method", self.attack, "--examples", str(self.attack_examples))
             stages.append(Stage("attack", "attack.json", flags))
         with _Bar() as bar:
-            try:
-                rows = compare(plan, self.out, stages=tuple(stages), parallel=self.jobs, show=bar.show)
-            except Failed as error:
-                print(f"lipcert: {error}", file=sys.stderr)
-                return 1
-            except KeyboardInterrupt:
-                print("Interrupted; what is done is kept. The same command continues.", file=sys.stderr)
-                return 130
+            rows = compare(plan, self.out, stages=tuple(stages), parallel=self.jobs, show=bar.show)
         if self.as_json:
             print(json.dumps([plain(row) for row in rows], indent=2))
         else:

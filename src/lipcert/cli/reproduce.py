@@ -46,7 +46,6 @@ class Reproduce:
         settings = self.settings()
 
         from lipcert.experiments.reproduce import reproduce
-        from lipcert.experiments.runner import Failed
         from lipcert.reports.paper_latex import latex_table
         from lipcert.reports.paper_layout import markdown
         from lipcert.training.checkpoint import write_atomically
@@ -56,14 +55,7 @@ class Reproduce:
         def say(words: str) -> None:
             print(f"{self.table} at scale {self.scale}: {words}", file=sys.stderr, flush=True)
 
-        try:
-            record = reproduce(settings, out, parallel=self.jobs, say=say, show=progress(out))
-        except Failed as error:
-            print(f"lipcert: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("Interrupted; what is done is kept. The same command continues.", file=sys.stderr)
-            return 130
+        record = reproduce(settings, out, parallel=self.jobs, say=say, show=progress(out))
         for name, content in (("table.md", markdown(record)), ("table.tex", latex_table(record))):
             write_atomically(out / name, partial(Path.write_text, data=content, encoding="utf-8"))
         if self.json:

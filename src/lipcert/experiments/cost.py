@@ -15,7 +15,8 @@ from torch import nn
 from lipcert.data.dataset import ImageData
 from lipcert.models.build import build
 from lipcert.training.config import TrainConfig
-from lipcert.training.loop import make_loss, spec_of
+from lipcert.training.loop import spec_of
+from lipcert.training.objective import make_loss
 
 Name = TypeVar("Name")
 

@@ -31,7 +31,7 @@ class Stage:
 
 
 class Failed(ValueError):
-    """A process of a run ended with an error that is not a result."""
+    """A process of a run ended with an error that is not a result: exit code 2, like any other bad input."""
 
 
 def run_all(
@@ -52,10 +52,12 @@ def run_all(
                     job = waiting.pop(future)
                     future.result()
                     show(job)
-        except BaseException:
+        except BaseException as error:
             for future in waiting:
                 future.cancel()
             processes.stop()
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt("what is done is kept, the same command continues") from None
             raise
 
 

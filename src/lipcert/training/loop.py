@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from lipcert import losses
 from lipcert.data.augment import Augmentation, augmentation
 from lipcert.data.dataset import ImageData
-from lipcert.layers.head import NormalizedHead
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
+from lipcert.training.board import Board
 from lipcert.training.checkpoint import (
     load_state,
     read_metrics,
@@ -36,7 +35,8 @@ from lipcert.training.checkpoint import (
     write_json,
     write_metrics,
 )
-from lipcert.training.config import TrainConfig, learning_rate_factor, radius_factor
+from lipcert.training.config import TrainConfig, learning_rate_factor
+from lipcert.training.objective import make_loss
 
 Evaluate = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # model, inputs, labels → sums over examples
 
@@ -72,39 +72,6 @@ def spec_of(config: TrainConfig, train: ImageData) -> ModelSpec:
         "mean": tuple(round(float(m), 6) for m in train.inputs().mean(dim=(0, 2, 3))),
     }
     return model_spec(config.model, **{**fitted, **config.overrides})
-
-
-def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float], Tensor]:
-    """(network, logits, labels, progress) → loss. EMMA and the certificate see the distances of the head's rows.
-
-    The gradient also flows through those distances, as in the published losses, and EMMA's radius grows with
-    progress.
-    """
-    settings = config.loss_settings()
-    radius = settings.pop("epsilon", 108 / 255)
-    makers: dict[str, Callable[..., nn.Module]] = {
-        "offset": losses.OffsetCrossEntropy,
-        "multi-margin": losses.MultiMargin,
-        "margin-boosting": losses.MarginBoosting,
-        "logit-annealing": losses.LogitAnnealing,
-        "emma": lambda: losses.EMMA(radius),
-        "certificate": losses.CertificateRegularized,
-        "kr": losses.KR,
-        "hkr": losses.HKR,
-    }
-    made = makers[config.loss](**settings)
-
-    def loss_of(network: nn.Module, logits: Tensor, labels: Tensor, progress: float) -> Tensor:
-        if not isinstance(made, (losses.EMMA, losses.CertificateRegularized)):
-            return cast(Tensor, made(logits, labels))
-        if isinstance(made, losses.EMMA):
-            made.epsilon = radius * radius_factor(progress)
-        *_, head = network.children()
-        assert isinstance(head, NormalizedHead)  # what models.build makes
-        rows = head.unit_weight()
-        return made(logits, labels, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"))
-
-    return loss_of
 
 
 def train(
@@ -169,7 +136,7 @@ def train(
 
     loss_of = make_loss(config)
     augment = augmentation(config.augment)
-    board = _Board(folder if config.tensorboard and main else None)
+    board = Board(folder if config.tensorboard and main else None)
     images = training.images
     saved = began = time.monotonic()
     cpu = time.process_time()
@@ -317,25 +284,3 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Board:
-    """TensorBoard events of the rows, written by the first process if the config asks for them."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.writer: Any = None
-        if folder is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ValueError(
-                    "--tensorboard needs the package tensorboard; got none installed. Run pip install "
-                    "'lipcert[tensorboard]', or read metrics.jsonl, which has the same rows."
-                ) from None
-            self.writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(self, row: dict[str, Any]) -> None:
-        if self.writer is not None:
-            for name, value in row.items():
-                self.writer.add_scalar(name, value, row["step"])
-            self.writer.flush()

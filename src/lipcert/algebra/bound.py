@@ -1,0 +1,28 @@
+"""What a bound is: a map from the columns of W to a diagonal T with WᵀW ⪯ T."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import Columns
+from lipcert.algebra.scale import normalise
+
+
+class Bound(nn.Module, abc.ABC):
+    """A choice of T. ``size``, where a bound has one, is the number of columns it was made for."""
+
+    size: int | None = None
+    dense_only: bool = False
+
+    @abc.abstractmethod
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        """The columns to use and diag(T), one entry per column, with WᵀW ⪯ T."""
+
+    def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(Ŵ, s) with W = s·Ŵ, in float32 or better: what the columns are taken from."""
+        return normalise(weight)
+
+    def require_sound(self) -> None:
+        """Raise ``NotCertified`` where T is no bound in the present mode; most bounds always are."""
