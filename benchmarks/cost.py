@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from lipcert.algebra.gram import Columns, absolute_gram
 from lipcert.losses import OffsetCrossEntropy
 from lipcert.models.build import create_model
 
@@ -90,13 +92,24 @@ def linear(at: Callable[[int], Record]) -> Record:
     return law
 
 
+def as_written(columns: Columns, a: Tensor, sample: int | None = None) -> Tensor:
+    """A·a by the formula, with autograd's two gradients: what the paper's code computes."""
+    return (absolute_gram(columns) @ a[..., None])[..., 0]
+
+
+def formula() -> Any:
+    """Inside, T is computed ``as_written``."""
+    return mock.patch("lipcert.algebra.rowsums.absolute_product", as_written)
+
+
 def count_model(name: str) -> Record:
     with torch.device("meta"):
         model = create_model(name)
 
     def at(batch: int) -> Record:
         images, labels = torch.empty(batch, 3, 32, 32, device="meta"), torch.empty(batch, device="meta").long()
-        return count(model, lambda: F.cross_entropy(model(images), labels))  # the paper's loss reads its labels
+        with formula():
+            return count(model, lambda: F.cross_entropy(model(images), labels))  # the paper's loss reads its labels
 
     size = sum(p.numel() for p in model.parameters())
     return {"parameters": size, "bytes": 4 * size, **linear(at)}

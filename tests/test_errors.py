@@ -101,7 +101,7 @@ REFUSED = [  # (call, exception, what the message must say)
         ValueError,
         r"order must be one of \[3, 4, 7, 8, 11, 12\]; got 5",
     ),
-    (lambda: lc.bounds.SLL(3, "softmax"), ValueError, r"form must be one of \['exp', 'shifted', 'surrogate'\]"),
+    (lambda: lc.bounds.SLL(3, "softmax"), ValueError, r"form must be one of \['exp', 'sampled_gradient', "),
     (lambda: lc.bounds.SLL(3, "shifted", epsilon=0.0), ValueError, r"epsilon must lie between 0 and 1; got 0.0"),
     (lambda: lc.bounds.Rescaled(3, order=-1), ValueError, r"order must be an integer from 0 .*got -1"),
     (lambda: lc.bounds.Optimal(3, objective="rank"), ValueError, r"objective must be one of .*got 'rank'"),

@@ -22,6 +22,15 @@ def test_the_page_shows_what_the_results_hold():
     assert page.split("<!-- scaling:begin -->\n")[1].split("\n<!-- scaling:end -->")[0] == cost.tables(RECORD)
 
 
+def test_the_speed_page_shows_what_the_results_hold():
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed.py")
+    speed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(speed)
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    record = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
+    assert page.split("<!-- speed:begin -->\n")[1].split("\n<!-- speed:end -->")[0] == speed.tables(record)
+
+
 def test_the_times_follow_from_the_counts():
     derived = cost.derive(RECORD["models"])
     assert RECORD["assumed"] == cost.ASSUMED
@@ -43,14 +52,18 @@ def test_the_times_follow_from_the_counts():
 def test_counted_operations_are_those_of_the_formula(batch):
     m, n = 12, 5
     layer, x = lc.ResidualLinear(m, n), torch.rand(batch, m, requires_grad=True)
-    # WᵀW is 2n²m and so is the gradient of each of its factors; likewise two products of the batch.
-    assert cost.count(layer, lambda: layer(x).sum())["flops"] == 3 * 2 * n**2 * m + 2 * 3 * 2 * batch * n * m
+    batches = 2 * 3 * 2 * batch * n * m  # two products of the batch, with two gradients each
+    # WᵀW is 2n²m and so is the gradient of each of its factors; products with vectors are 2n².
+    with cost.formula():
+        assert cost.count(layer, lambda: layer(x).sum())["flops"] == 3 * 2 * n**2 * m + batches + 3 * 2 * n**2
+    # By symmetry lipcert needs one gradient of WᵀW (and half of WᵀW, once it is large enough for blocks).
+    assert cost.count(layer, lambda: layer(x).sum())["flops"] == 2 * 2 * n**2 * m + batches + 4 * 2 * n**2
 
     c, n, k, size = 4, 3, 3, 7
     layer, x = lc.ResidualConv2d(c, n, k), torch.rand(batch, c, size, size, requires_grad=True)
     gram = 2 * n**2 * c * k**2 * (2 * k - 1) ** 2  # n² pairs of filters at (2k − 1)² lags
     product = 2 * batch * n * c * k**2 * size**2
-    assert cost.count(layer, lambda: layer(x).sum())["flops"] == 3 * gram + 2 * 3 * product
+    assert cost.count(layer, lambda: layer(x).sum())["flops"] == 2 * gram + 2 * 3 * product + 2 * 2 * n**2
 
 
 def test_counted_bytes_are_those_of_the_formula():
@@ -78,4 +91,5 @@ def test_the_stored_count_is_todays():
     with torch.device("meta"):
         model, x = lc.create_model("sll_small"), torch.empty(2, 3, 32, 32)
     law = RECORD["models"]["S"]["flops"]
-    assert cost.count(model, lambda: model(x).sum())["flops"] == law["once"] + 2 * law["per_image"]
+    with cost.formula():
+        assert cost.count(model, lambda: model(x).sum())["flops"] == law["once"] + 2 * law["per_image"]

@@ -634,8 +634,15 @@ def test_every_ratio_of_the_library_obeys_the_law_and_the_mistaken_ones_do_not()
             bound = lc.bounds.SLL(6, form).double().train(mode)
             with torch.no_grad():
                 bound.log_q.copy_(as_tensor(log_q))
-            columns = dense_columns(torch.zeros(6, 1, dtype=torch.float64))
-            r = bound.ratio(columns)[0].detach().numpy()
+            above, below = (part.detach().numpy() for part in bound.weights())
+            r = above[None, :] / below[:, None]
+            if reach <= 10:  # what T is made of: two equal columns alone give T_i = 1 + r_ij
+                for i, j in ((0, 1), (4, 5), (5, 2)):
+                    pair = torch.zeros(6, 1, dtype=torch.float64)
+                    pair[[i, j]] = 1.0
+                    t = bound(dense_columns(pair))[1].detach().numpy()
+                    assert abs(t[i] - 1 - r[i, j]) <= 8 * EPS * (1 + r[i, j])
+                    assert (t[i] - 1) * (t[j] - 1) >= 1 - 64 * EPS * t[i] * t[j]
             assert np.isfinite(r).all()
             # Two exponentials (or two quotients of sums) and a product: at most 8 roundings.
             assert (r * r.T >= 1 - 8 * EPS).all(), (form, reach)
@@ -648,8 +655,8 @@ def test_every_ratio_of_the_library_obeys_the_law_and_the_mistaken_ones_do_not()
     training = lc.bounds.SLL(4, "surrogate").double().train()
     with torch.no_grad():
         training.log_q.copy_(as_tensor(log_q))
-    columns = dense_columns(torch.zeros(4, 1, dtype=torch.float64))
-    r = training.ratio(columns)[0].detach().numpy()
+    above, below = (part.detach().numpy() for part in training.weights())
+    r = above[None, :] / below[:, None]
     assert (r * r.T).min() < 1e-2  # the surrogate is unsound in training, as the paper says of it
 
 

@@ -48,12 +48,17 @@ def same(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, how):
-    whole = command("train", *FLAGS, "--out", str(tmp_path / "whole"))
+@pytest.mark.parametrize(
+    ("how", "model"),
+    [(signal.SIGTERM, "sll_nano"), (signal.SIGKILL, "sll_sampled_surrogate_nano")],  # the second draws at each step
+    ids=["terminated", "killed"],
+)
+def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, how, model):
+    flags = [*FLAGS, f"--model={model}"]
+    whole = command("train", *flags, "--out", str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     folder = tmp_path / "parts"
-    words = ["train", *FLAGS, "--out", str(folder)]
+    words = ["train", *flags, "--out", str(folder)]
     for attempt in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "lipcert", *words],

@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.shape import Scale as Scale
     from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
     from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
+    from lipcert.layers.sharing import share_bounds as share_bounds
     from lipcert.models.build import create_model as create_model
     from lipcert.models.presets import list_models as list_models
     from lipcert.models.presets import register_model as register_model
@@ -98,6 +99,7 @@ _HOME = {
     "Scale": "layers.shape",
     "ScaledAvgPool2d": "layers.shape",
     "SpaceToDepth": "layers.shape",
+    "share_bounds": "layers.sharing",
     "create_model": "models.build",
     "list_models": "models.presets",
     "register_model": "models.presets",

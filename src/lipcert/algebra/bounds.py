@@ -14,16 +14,26 @@ real arithmetic. T_i = 0 or ∞ stands for a dead neuron: Γ_i = 0 (Theorem 6).
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 import torch
 
 from lipcert.algebra.bound import Bound
 from lipcert.algebra.norms import Optimal, Orthogonal, Spectral
-from lipcert.algebra.rowsums import AOL, SLL, Rescaled
+from lipcert.algebra.rowsums import AOL, SLL, Form, Rescaled
 from lipcert.errors import NotCertified, one_of
 
 __all__ = ["AOL", "SLL", "Bound", "Optimal", "Orthogonal", "Rescaled", "Spectral"]
 
-CONVOLUTIONAL = ("aol", "rescaled", "sll", "sll_shifted", "sll_surrogate", "spectral", "spectral_surrogate")
+SLL_FORMS: tuple[Form, ...] = get_args(Form)
+CONVOLUTIONAL = (
+    "aol",
+    "rescaled",
+    "sll",
+    *(f"sll_{form}" for form in SLL_FORMS if form != "exp"),
+    "spectral",
+    "spectral_surrogate",
+)
 NAMES = (*CONVOLUTIONAL, "optimal", "orthogonal")
 
 
@@ -61,13 +71,11 @@ def _named_bound(bound: str, size: int, device: torch.device | str | None, dtype
             return AOL()
         case "sll":
             return SLL(size, device=device, dtype=dtype)
-        case "sll_shifted":
-            return SLL(size, "shifted", device=device, dtype=dtype)
-        case "sll_surrogate":
-            return SLL(size, "surrogate", device=device, dtype=dtype)
         case "rescaled":
             return Rescaled(size, device=device, dtype=dtype)
         case "optimal":
             return Optimal(size, device=device, dtype=dtype)
-        case _:
+        case "orthogonal":
             return Orthogonal()
+        case _:
+            return SLL(size, cast(Form, name.removeprefix("sll_")), device=device, dtype=dtype)

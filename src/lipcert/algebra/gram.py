@@ -18,6 +18,7 @@ Rounding: nothing is rounded in one direction here; the numbers are those of the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,7 @@ class Columns:
                 f"expected the columns of a dense weight; got filters of shape {tuple(self.taps.shape)}. "
                 "Use a bound that is defined for convolutions: aol, sll, spectral or rescaled."
             )
-        return self.taps[0, :, :, 0, 0]
+        return self.taps.reshape(self.taps.shape[1], -1)  # a view, whose gradient is one too; indexing copies
 
     def spread(self, per_column: Tensor) -> Tensor:  # (count,) → (groups, n·phases)
         """Repeat a value per column over the phases of that column."""
@@ -65,7 +66,7 @@ class Columns:
 
 
 def dense_columns(weight: Tensor) -> Columns:  # (n, m): Wᵀ, one row per column of W
-    return Columns(weight[None, :, :, None, None])
+    return Columns(weight.reshape(1, *weight.shape, 1, 1))
 
 
 def residual_columns(kernel: Tensor, stride: tuple[int, int], groups: int = 1) -> Columns:
@@ -90,18 +91,33 @@ def _polyphase(kernel: Tensor, stride: tuple[int, int]) -> Tensor:
     return split.permute(0, 1, 3, 5, 2, 4).flatten(2, 3)
 
 
+Overlap = tuple[tuple[slice, slice], tuple[slice, slice]]
+
+
+def half_lags(kernel: tuple[int, ...]) -> Iterator[Overlap]:
+    """Where K_i[t + d] and K_j[t] overlap, for each lag d of a half plane, 0 first; C_ij[−d] = C_ji[d]."""
+    kh, kw = kernel
+    for dy in range(kh):
+        for dx in range(1 - kw if dy else 0, kw):
+            left = slice(dy, kh), slice(max(dx, 0), min(kw + dx, kw))
+            right = slice(0, kh - dy), slice(max(-dx, 0), min(kw - dx, kw))
+            yield left, right
+
+
+def taps_of(taps: Tensor, where: tuple[slice, slice]) -> Tensor:  # (groups, N, rows·taps there)
+    """Each filter's taps at some places, as one row."""
+    return taps[..., where[0], where[1]].flatten(2)
+
+
 def absolute_gram(columns: Columns) -> Tensor:  # (groups, N, N), N = n·phases
     """A_ij = Σ_d |C_ij[d]|, the sum over spatial lags of |WᵀW|; for a dense weight, |WᵀW| itself."""
-    taps = columns.taps
-    groups, count, rows, kh, kw = taps.shape
-    flat = taps.reshape(groups, count, -1)
-    if kh == kw == 1:
-        return (flat @ flat.mT).abs()
-    # im2col and one matrix product rather than a convolution, which GPUs may silently run in TF32.
-    padded = F.pad(taps.reshape(groups * count, rows, kh, kw), (kw - 1, kw - 1, kh - 1, kh - 1))
-    shifted = F.unfold(padded, (kh, kw)).unflatten(0, (groups, count))  # (g, N, rows·kh·kw, lags)
-    lags = flat[:, None] @ shifted  # (g, N, N, lags)
-    return lags.abs().sum(dim=-1)
+    # Matrix products rather than a convolution, which GPUs may silently run in TF32.
+    taps, total = columns.taps, None
+    for left, right in half_lags(taps.shape[3:]):
+        lag = (taps_of(taps, left) @ taps_of(taps, right).mT).abs()
+        total = lag if total is None else total + lag + lag.mT
+    assert total is not None
+    return total
 
 
 def symbol(columns: Columns, grid: tuple[int, int]) -> Tensor:  # (groups, frequencies, N, rows)

@@ -6,25 +6,29 @@ T_i = Σ_j |WᵀW|_ij r_ij with r_ij r_ji ≥ 1 is a bound since 2|x_i x_j| ≤ 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lipcert.algebra.bound import Bound
-from lipcert.algebra.gram import Columns, absolute_gram
+from lipcert.algebra.gram import Columns
+from lipcert.algebra.product import absolute_product, estimated_product
 from lipcert.algebra.scale import alive
 from lipcert.algebra.spectral import power_row_sums
 from lipcert.errors import NotCertified, finite, one_of, positive_int
 
-LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32; clamping q_j − q_i symmetrically keeps r∘rᵀ = 1
+LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32
 
 
 class AOL(Bound):
     """T_i = Σ_j A_ij, the smallest T with T − WᵀW diagonally dominant (Theorem 2)."""
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        return columns, columns.collect(absolute_gram(columns).sum(dim=-1))
+        return columns, columns.collect(absolute_product(columns, columns.taps.new_ones(columns.taps.shape[:2])))
+
+
+Form = Literal["exp", "shifted", "surrogate", "sampled_gradient", "sampled_surrogate"]
 
 
 class SLL(Bound):
@@ -32,12 +36,17 @@ class SLL(Bound):
 
     Args:
         size: n, the number of columns of W.
-        form: how q_j / q_i is computed (paper, Appendix D).
-            ``exp``: exp(log q_j − log q_i), clamped to e^±40 symmetrically: no ε is needed.
-            ``shifted``: (q_j + ε)/(q_i + ε), sound since the ε is on both.
-            ``surrogate``: q_j/(q_i + ε) in training mode, which shrinks T and voids the guarantee, and
-            the exact ratio in evaluation mode. Not certifiable in training mode.
-        epsilon: ε of the last two, 1e-6 by default.
+        form: how T is computed in training mode; in evaluation mode every form but ``shifted`` is ``exp``.
+            ``exp``: q up to a factor, within e^±20 of its median: no ε is needed.
+            ``shifted``: q + ε in place of q, on both sides of the quotient, which is sound (paper, Appendix D).
+            ``surrogate``: q_j/(q_i + ε), which shrinks T and voids the guarantee. Not certifiable in training mode.
+            ``sampled_gradient``: T as in ``exp``; its gradient in a dense weight from some of the columns.
+            ``sampled_surrogate``: T of a dense weight estimated from some of the columns. Not certifiable in
+            training mode.
+        epsilon: ε of ``shifted`` and ``surrogate``, 1e-6 by default.
+        sample: how many columns the last two draw at each step; by default n/8 for the gradient, n/32 for the
+            estimate, at least 64. A weight with fewer than twice as many is not sampled, nor is a convolution,
+            whose T is cheap.
 
     For ReLU, SLL(W, q, b) is residual AOL of (W·diag q, q∘b): q adds no functions, it changes how
     they are reached. For tanh or sigmoid it does add functions.
@@ -46,50 +55,68 @@ class SLL(Bound):
     def __init__(
         self,
         size: int,
-        form: Literal["exp", "shifted", "surrogate"] = "exp",
+        form: Form = "exp",
         *,
         epsilon: float | None = None,
+        sample: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.size = positive_int("size", size)
-        self.form = one_of("form", form, ("exp", "shifted", "surrogate"))
-        if form == "exp" and epsilon is not None:
-            raise ValueError(f"epsilon must be left out for form='exp', which has none; got {epsilon!r}. Drop it.")
+        self.form = one_of("form", form, get_args(Form))
+        if form not in ("shifted", "surrogate") and epsilon is not None:
+            raise ValueError(
+                f"epsilon must be left out for form={form!r}, which has none; got {epsilon!r}. Drop it."
+            )
         self.epsilon = 1e-6 if epsilon is None else finite("epsilon", epsilon, cure="The paper uses 1e-6.")
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must lie between 0 and 1; got {epsilon!r}. The paper uses 1e-6.")
+        if not form.startswith("sampled") and sample is not None:
+            raise ValueError(
+                f"sample must be left out for form={form!r}, which draws none; got {sample!r}. Drop it."
+            )
+        default = max(64, size // (8 if form == "sampled_gradient" else 32))
+        self.sample = default if sample is None else positive_int("sample", sample)
         self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        t = columns.collect((absolute_gram(columns) * self.ratio(columns)).sum(dim=-1))
-        return columns, without_dead_columns(columns, t)
+        above, below = (columns.spread(part) for part in self.weights(columns.taps.dtype))
+        sampled = self.form.startswith("sampled") and self.training
+        if columns.is_dense and self.estimates(columns.count):
+            return columns, (estimated_product(columns, above, self.sample) / below)[0]  # a zero column has T = 0
+        sums = absolute_product(columns, above, self.sample if sampled else None)
+        return columns, without_dead_columns(columns, columns.collect(sums / below))
 
-    def ratio(self, columns: Columns) -> Tensor:  # (groups, N, N)
-        """r_ij = q_j / q_i in the chosen form."""
-        log_q = columns.spread(self.log_q.to(columns.taps.dtype))
-        if self.form == "exp" or (self.form == "surrogate" and not self.training):
-            return exponential_ratio(log_q)
-        q = log_q.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        shift = self.epsilon if self.form == "shifted" else 0.0
-        return (q + shift)[:, None, :] / (q + self.epsilon)[:, :, None]
+    def estimates(self, count: int) -> bool:
+        """Whether T of a dense weight with so many columns is an estimate now."""
+        return self.form == "sampled_surrogate" and self.training and 2 * self.sample <= count
+
+    def weights(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:  # (n,) each
+        """(a, b) with T_i = Σ_j A_ij a_j/b_i: q twice, except for the surrogate form in training mode."""
+        log_q = self.log_q.to(dtype)
+        if self.form == "shifted" or (self.form == "surrogate" and self.training):
+            q = log_q.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+            shifted = q + self.epsilon
+            return (shifted, shifted) if self.form == "shifted" else (q, shifted)
+        q = bounded_exponential(log_q)
+        return q, q
 
     def require_sound(self) -> None:
-        if self.form == "surrogate" and self.training:
+        if self.training and self.form.endswith("surrogate"):
             raise NotCertified(
-                "SLL(form='surrogate') divides by q + ε in training mode, which makes T too small to be a "
-                "bound. Call .eval() first: evaluation mode uses the exact ratio."
+                f"SLL(form={self.form!r}) makes T too small to be a bound in training mode. "
+                "Call .eval() first: evaluation mode uses the exact T."
             )
 
     def extra_repr(self) -> str:
         return f"{self.size}, form={self.form!r}"
 
 
-def exponential_ratio(log_q: Tensor) -> Tensor:  # (groups, N) → (groups, N, N)
-    """r_ij = exp(clamp(log q_j − log q_i)); the clamp is symmetric, so r_ij r_ji = 1 is kept."""
-    difference = log_q[:, None, :] - log_q[:, :, None]
-    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+def bounded_exponential(log_q: Tensor) -> Tensor:
+    """q up to a factor, between 1 and e^40. Any q > 0 is sound, so a bounded one is; no quotient overflows."""
+    half = LOG_RATIO_LIMIT / 2
+    return ((log_q - log_q.median()).clamp(-half, half) + half).exp()
 
 
 def without_dead_columns(columns: Columns, t: Tensor) -> Tensor:  # (count,)
@@ -97,8 +124,8 @@ def without_dead_columns(columns: Columns, t: Tensor) -> Tensor:  # (count,)
 
     A large q_j/q_i, or what ``Rescaled`` adds against underflow, would keep it alive on rounding errors.
     """
-    squares = columns.collect(columns.taps.detach().square().sum(dim=(2, 3, 4)))
-    return torch.where(alive(squares), t, 0.0)
+    lengths = columns.collect(torch.linalg.vector_norm(columns.taps.detach().flatten(2), dim=2))
+    return torch.where(alive(lengths.square()), t, 0.0)
 
 
 class Rescaled(Bound):
@@ -124,12 +151,14 @@ class Rescaled(Bound):
         self.log_q = nn.Parameter(torch.zeros(size, device=device, dtype=dtype))
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        ratio = exponential_ratio(columns.spread(self.log_q.to(columns.taps.dtype)))
-        if self.order == 0:
-            sums = (absolute_gram(columns) * ratio).sum(dim=-1)
-        else:
-            sums = power_row_sums(columns, ratio, self.order)
+        q = columns.spread(self.weights(columns.taps.dtype)[0])
+        sums = absolute_product(columns, q) / q if self.order == 0 else power_row_sums(columns, q, self.order)
         return columns, without_dead_columns(columns, columns.collect(sums))
+
+    def weights(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:  # (n,) each
+        """q twice, as ``SLL.weights``."""
+        q = bounded_exponential(self.log_q.to(dtype))
+        return q, q
 
     def extra_repr(self) -> str:
         return f"{self.size}, order={self.order}"

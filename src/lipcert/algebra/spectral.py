@@ -52,8 +52,8 @@ def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (grou
     return (image * image.conj()).real.sum(dim=(-2, -1))  # not abs(), whose gradient at a small entry overflows
 
 
-def power_row_sums(columns: Columns, ratio: Tensor, order: int) -> Tensor:  # (groups, N)
-    """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] r_ij)^(1/2^order), order ≥ 1."""
+def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (groups, N)
+    """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] q_j/q_i)^(1/2^order), order ≥ 1 and q ≥ 1."""
     kernel = columns.taps.shape[3:]
     grid = tuple(2 ** (order + 1) * (taps - 1) + 1 for taps in kernel)  # lags of the full power
     dense = kernel == (1, 1)
@@ -67,8 +67,9 @@ def power_row_sums(columns: Columns, ratio: Tensor, order: int) -> Tensor:  # (g
     # Underflow takes at most ``tiny`` from each product of the last squaring: n·lags of them per entry, and
     # an entry per lag (docs/soundness.md). Losses of earlier squarings vanish beside it.
     lags = grid[0] * grid[1]
-    lost = 4.0 * ratio.shape[-1] * lags * lags * torch.finfo(ratio.dtype).tiny
-    return scale[:, 0, 0] * ((absolute + lost) * ratio).sum(dim=-1) ** (0.5**order)
+    lost = 4.0 * q.shape[-1] * lags * lags * torch.finfo(q.dtype).tiny
+    sums = ((absolute + lost) @ q[..., None])[..., 0] / q
+    return scale[:, 0, 0] * sums ** (0.5**order)
 
 
 def _normalised_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -18,11 +18,13 @@ def main() -> None:
     from lipcert.cli.demo import Demo
     from lipcert.cli.export import Export
     from lipcert.cli.importing import Import
+    from lipcert.cli.memory import keep_memory
     from lipcert.cli.models import Models
     from lipcert.cli.report import Report
     from lipcert.cli.reproduce import Reproduce
     from lipcert.cli.train import Train, parse_train
 
+    keep_memory()
     try:
         if sys.argv[1:] == ["--version"]:
             from lipcert import __version__

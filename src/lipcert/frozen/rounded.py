@@ -55,10 +55,8 @@ def _witness(layer: residual.ResidualLinear | residual.ResidualConv2d) -> np.nda
         return np.ones(layer.hidden)
     if kind != "SLL" and not (kind == "Rescaled" and getattr(bound, "order", 1) == 0):
         return None
-    log_q = bound.get_parameter("log_q").detach().double().cpu().numpy()
-    if getattr(bound, "form", "exp") == "shifted":
-        return np.exp(np.clip(log_q, -40, 40)) + float(bound.epsilon)  # type: ignore[arg-type]
-    return np.exp(np.clip(log_q - log_q.mean(), -40, 40))
+    q: Tensor = copy.deepcopy(bound).double().eval().weights()[0]  # type: ignore[operator]
+    return np.asarray(q.detach().cpu().numpy())
 
 
 def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (n·groups,) → (n·groups,)

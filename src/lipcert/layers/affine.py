@@ -11,10 +11,17 @@ from torch import Tensor, nn
 
 from lipcert.algebra.bounds import Bound, make_bound
 from lipcert.algebra.gram import Columns, affine_columns, dense_columns
-from lipcert.algebra.scale import at_least_float32, inverse_sqrt, no_autocast
+from lipcert.algebra.scale import inverse_sqrt, no_autocast
 from lipcert.errors import one_of, pair, positive_int
 from lipcert.layers.contract import BoundedLayer, check_features
-from lipcert.layers.convolution import check_divides, check_groups, check_image, check_padding_mode, pad_circular
+from lipcert.layers.convolution import (
+    channels_last,
+    check_divides,
+    check_groups,
+    check_image,
+    check_padding_mode,
+    pad_circular,
+)
 
 
 class AffineLinear(BoundedLayer):
@@ -58,14 +65,13 @@ class AffineLinear(BoundedLayer):
     def check(self, x: Tensor) -> None:
         check_features(x, self.in_features, self)
 
-    def columns(self) -> Columns:
-        """The columns of W, for ``bound.fit``."""
-        return dense_columns(at_least_float32(self.weight).mT)
+    def arrange(self, weight: Tensor) -> Columns:
+        return dense_columns(weight.mT)
 
     def scaled_weight(self) -> Tensor:  # (m, n)
         """WT^(−½), a matrix of norm at most 1."""
         with no_autocast(self.weight):
-            columns, t = self.bound(dense_columns(self.bound.prepare(self.weight)[0].mT))
+            columns, t = self.bounded(self.prepared()[0])
             return columns.matrix().mT * inverse_sqrt(t)
 
     def compute(self, x: Tensor) -> Tensor:
@@ -147,16 +153,20 @@ class AffineConv2d(BoundedLayer):
         if self.padding_mode == "circular":
             check_divides(x, self.stride)
 
+    def arrange(self, weight: Tensor) -> Columns:
+        return affine_columns(weight, self.stride, self.groups)
+
     def scaled_weight(self) -> Tensor:  # (out, in/groups, kh, kw)
         """The kernel of WT^(−½), an operator of norm at most 1."""
         with no_autocast(self.weight):
-            kernel, _ = self.bound.prepare(self.weight)
-            _, t = self.bound(affine_columns(kernel, self.stride, self.groups))
+            kernel, _ = self.prepared()
+            _, t = self.bounded(kernel)
             per_group = inverse_sqrt(t).view(self.groups, 1, -1, 1, 1)  # input channels of each group
             return (kernel.unflatten(0, (self.groups, -1)) * per_group).flatten(0, 1)
 
     def compute(self, x: Tensor) -> Tensor:
         kernel, bias = self.scaled_weight(), None if self.bias is None else self.bias.to(x.dtype)
+        x = channels_last(x)
         if self.padding_mode == "circular":
             return F.conv2d(pad_circular(x, self.padding), kernel, bias, self.stride, groups=self.groups)
         return F.conv2d(x, kernel, bias, self.stride, self.padding, groups=self.groups)

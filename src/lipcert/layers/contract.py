@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.algebra.bounds import Bound
+from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
+from lipcert.layers.sharing import Keeper
 
 
 class LipschitzLayer(nn.Module, abc.ABC):
@@ -45,6 +48,35 @@ class BoundedLayer(LipschitzLayer):
     weight: nn.Parameter
     bias: nn.Parameter | None
     bound: Bound
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeper = Keeper()
+
+    @abc.abstractmethod
+    def arrange(self, weight: Tensor) -> Columns:
+        """The columns of W, from a weight as it is stored."""
+
+    def columns(self) -> Columns:
+        """The columns of W, for ``bound.fit``."""
+        return self.arrange(at_least_float32(self.weight))
+
+    def prepared(self) -> tuple[Tensor, Tensor]:
+        """(Ŵ, s) with W = s·Ŵ."""
+        return self.bound.prepare(self.weight)
+
+    def bounded(self, unit: Tensor) -> tuple[Columns, Tensor]:
+        """The columns to use and diag(T) for Ŵ = ``unit``, or what they were before (``sharing``)."""
+        return self.keeper.ask(self.bound, self.arrange(unit), lambda: self.arrange(self.prepared()[0]))
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.keeper.kept = None  # a copy of the weight, which training would not use
+        return super().train(mode)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.__dict__.setdefault("keeper", Keeper())  # a layer pickled before there was one
 
     @abc.abstractmethod
     def check(self, x: Tensor) -> None:

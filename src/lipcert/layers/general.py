@@ -69,9 +69,8 @@ class GeneralLinear(BoundedLayer):
     def check(self, x: Tensor) -> None:
         check_features(x, self.in_features, self)
 
-    def columns(self) -> Columns:
-        """The columns of W, for ``bound.fit``."""
-        return dense_columns(at_least_float32(self.weight))
+    def arrange(self, weight: Tensor) -> Columns:
+        return dense_columns(weight)
 
     def contraction(self) -> tuple[Tensor, Tensor]:  # (k, m), (k, n)
         """U₁ and U₂, divided by what their measured deviation from orthonormal may add to the norm."""
@@ -81,8 +80,8 @@ class GeneralLinear(BoundedLayer):
 
     def compute(self, x: Tensor) -> Tensor:
         with no_autocast(x):
-            unit, scale = self.bound.prepare(self.weight)
-            columns, t = self.bound(dense_columns(unit))
+            unit, scale = self.prepared()
+            columns, t = self.bounded(unit)
             weight, lam, root = columns.matrix(), inverse(t), inverse_sqrt(t)
             bias = scaled_bias(self.bias, scale, t)
             u1, u2 = self.contraction()

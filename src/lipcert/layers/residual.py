@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.activations import slope_restricted
-from lipcert.algebra.bounds import Bound, make_bound
+from lipcert.algebra.bounds import AOL, SLL, Bound, make_bound
 from lipcert.algebra.gram import Columns, dense_columns, residual_columns
-from lipcert.algebra.scale import at_least_float32, inverse, no_autocast, scaled_bias
+from lipcert.algebra.scale import autocasting, inverse, no_autocast, normalise_rows, scaled_bias
 from lipcert.errors import pair, positive_int
 from lipcert.layers.contract import BoundedLayer, check_features
 from lipcert.layers.convolution import (
+    channels_last,
     check_divides,
     check_groups,
     check_image,
@@ -25,6 +26,7 @@ from lipcert.layers.convolution import (
     pad_circular,
     unpad_circular,
 )
+from lipcert.layers.pair import fits, relu_residual, sampled_residual
 
 
 class ResidualLinear(BoundedLayer):
@@ -71,18 +73,30 @@ class ResidualLinear(BoundedLayer):
     def check(self, x: Tensor) -> None:
         check_features(x, self.features, self)
 
-    def columns(self) -> Columns:
-        """The columns of W, for ``bound.fit``."""
-        return dense_columns(at_least_float32(self.weight))
+    def arrange(self, weight: Tensor) -> Columns:
+        return dense_columns(weight)
+
+    def prepared(self) -> tuple[Tensor, Tensor]:
+        rough = type(self.bound) in (AOL, SLL)  # no powers are taken
+        return normalise_rows(self.weight) if rough else super().prepared()
 
     def compute(self, x: Tensor) -> Tensor:
+        plain = self.activation.name == "relu" and fits(x, *self.parameters())
         with no_autocast(x):
-            unit, scale = self.bound.prepare(self.weight)
-            columns, t = self.bound(dense_columns(unit))
+            unit, scale = self.prepared()
+            if plain and type(self.bound) is SLL and self.bound.estimates(self.hidden) and not self.keeper.sharing:
+                q, _ = self.bound.weights(unit.dtype)
+                bias = scaled_bias(self.bias, scale, torch.ones_like(q))
+                return sampled_residual(x, unit, bias, q, self.bound.sample)
+            columns, t = self.bounded(unit)
             weight, gamma = columns.matrix(), inverse(t)
             bias = scaled_bias(self.bias, scale, t)
-        z = self.activation.scaled(F.linear(x, weight, bias), scale)  # σ(Wᵀx + b)/s, (*, n)
-        return x - F.linear(z * (2 * gamma), weight.mT)
+        if plain:
+            return relu_residual(x, weight, bias, 2 * gamma)
+        z = self.activation.scaled(F.linear(x, weight, bias), scale) * (2 * gamma)  # 2Γσ(Wᵀx + b)/s, (*, n)
+        if x.ndim == 2 and x.dtype == z.dtype and not autocasting(x):  # the difference within the product
+            return torch.addmm(x, z, weight, alpha=-1)
+        return x - F.linear(z, weight.mT)
 
     def extra_repr(self) -> str:
         return f"{self.features}, {self.hidden}, activation={self.activation.name!r}, bias={self.bias is not None}"
@@ -145,26 +159,30 @@ class ResidualConv2d(BoundedLayer):
         if self.padding_mode == "circular":
             check_divides(x, self.stride)
 
+    def arrange(self, weight: Tensor) -> Columns:
+        return residual_columns(weight, self.stride, self.groups)
+
     def compute(self, x: Tensor) -> Tensor:
         with no_autocast(x):
-            kernel, scale = self.bound.prepare(self.weight)
-            _, t = self.bound(residual_columns(kernel, self.stride, self.groups))
-            gamma = inverse(t)[:, None, None]
+            kernel, scale = self.prepared()
+            _, t = self.bounded(kernel)
             bias = scaled_bias(self.bias, scale, t)
+            back = kernel * (-2 * inverse(t))[:, None, None, None]  # −2WΓ: a kernel is smaller than an image
+        x = channels_last(x)
         image = x.shape[-2:]
         padding = self.padding
         if self.padding_mode == "circular":
             z = F.conv2d(pad_circular(x, padding), kernel, bias, self.stride, groups=self.groups)
         else:
             z = F.conv2d(x, kernel, bias, self.stride, padding, groups=self.groups)
-        z = self.activation.scaled(z, scale) * (2 * gamma)  # 2Γσ(Wᵀx + b)/s
+        z = self.activation.scaled(z, scale)  # σ(Wᵀx + b)/s
         if self.padding_mode == "circular":
             padded = (image[0] + 2 * padding[0], image[1] + 2 * padding[1])
-            return x - unpad_circular(self._adjoint(z, kernel, padded, (0, 0)), padding)
-        return x - self._adjoint(z, kernel, image, padding)
+            return x + unpad_circular(self._adjoint(z, back, padded, (0, 0)), padding)
+        return x + self._adjoint(z, back, image, padding)
 
     def _adjoint(self, z: Tensor, kernel: Tensor, image: tuple[int, ...], padding: tuple[int, int]) -> Tensor:
-        """Wz, the transpose of x ↦ conv2d(x) on images of that size: rows the stride skips come back as zeros."""
+        """The transpose of x ↦ conv2d(x) on images of that size: rows the stride skips come back as zeros."""
         missing = [
             size - ((out - 1) * s - 2 * p + k)
             for size, out, s, p, k in zip(image, z.shape[-2:], self.stride, padding, self.kernel_size, strict=True)

@@ -15,6 +15,8 @@ Method = Literal[
     "sll",
     "sll_shifted",
     "sll_surrogate",
+    "sll_sampled_gradient",
+    "sll_sampled_surrogate",
     "sll_inert",  # as in the paper's code: q of the convolutions cancels, so their T is AOL's
     "aol",
     "cpl",

@@ -149,6 +149,7 @@ def train(
                 factor = learning_rate_factor((step + 1) / total, config.schedule)
                 group["lr"] = config.learning_rate * factor
             model.train()
+            torch.manual_seed(config.seed * 1_000_003 + 700_001 * (step + 1))  # for layers that draw at random
             with accelerator.autocast():
                 logits = model(inputs)
             loss = loss_of(plain, logits.float(), labels, (step + 1) / total)

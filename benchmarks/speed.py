@@ -1,0 +1,300 @@
+"""What does a certified layer cost beside an unconstrained one, the textbook formula, and other libraries?
+
+Run: python benchmarks/speed.py --out results/speed.json            (all cases; several minutes on a quiet machine)
+     python benchmarks/speed.py --out results/speed.json --case dense-2880x2048-b256
+     python benchmarks/speed.py --docs                              (the tables of docs/speed.md, from that file)
+Peers, where they have the layer: pip install --no-deps -c constraints.txt orthogonium==0.0.4 deel-torchlip==1.0.5
+Columns of one case alternate, the weights change between repeats, the minimum counts; CPU seconds, one thread.
+Memory is the peak of a process of its own above what it held before the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lipcert as lc
+from lipcert.training.checkpoint import write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLED = {"lipcert, sampled gradient": "sampled_gradient", "lipcert, sampled surrogate": "sampled_surrogate"}
+
+
+class TextbookDense(nn.Module):
+    """x − 2W diag(Σ_j|WᵀW|_ij q_j/q_i)⁻¹ relu(Wᵀx + b), as the formula is written; ``plain`` leaves T out."""
+
+    def __init__(self, features: int, hidden: int, plain: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(hidden, features)))
+        self.bias, self.q = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.ones(hidden))
+        self.plain = plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.relu(F.linear(x, self.weight, self.bias))
+        if not self.plain:
+            gram = (self.weight @ self.weight.T).abs()
+            z = z * (2 / (gram * self.q[None, :] / self.q[:, None]).sum(1))
+        return x - F.linear(z, self.weight.T)
+
+
+class TextbookConv(nn.Module):
+    """The same with a convolution; the filters' overlaps by a padded convolution of the kernel with itself."""
+
+    def __init__(self, channels: int, hidden: int, plain: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(hidden, channels, 3, 3)))
+        self.bias, self.q = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.ones(hidden))
+        self.plain = plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = self.weight.shape[-1] // 2
+        z = F.relu(F.conv2d(x, self.weight, self.bias, padding=half))
+        if not self.plain:
+            lags = F.conv2d(self.weight, self.weight, padding=2 * half).abs().sum(dim=(2, 3))
+            z = z * (2 / (lags * self.q[None, :] / self.q[:, None]).sum(1))[:, None, None]
+        return x - F.conv_transpose2d(z, self.weight, padding=half)
+
+
+Make = Callable[[], nn.Module]
+
+
+def dense(features: int, hidden: int) -> dict[str, Make]:
+    columns: dict[str, Make] = {
+        "textbook": lambda: TextbookDense(features, hidden),
+        "unconstrained": lambda: TextbookDense(features, hidden, plain=True),
+        "lipcert": lambda: lc.ResidualLinear(features, hidden),
+    }
+    for name, form in SAMPLED.items():
+        columns[name] = lambda form=form: lc.ResidualLinear(features, hidden, bound=lc.bounds.SLL(hidden, form))
+    return columns | peers(dense=(features, hidden))
+
+
+def conv(channels: int, hidden: int) -> dict[str, Make]:
+    return {
+        "textbook": lambda: TextbookConv(channels, hidden),
+        "unconstrained": lambda: TextbookConv(channels, hidden, plain=True),
+        "lipcert": lambda: lc.ResidualConv2d(channels, hidden),
+    } | peers(conv=(channels, hidden))
+
+
+def peers(dense: tuple[int, int] | None = None, conv: tuple[int, int] | None = None) -> dict[str, Make]:
+    """SLL of orthogonium; spectral normalisation of deel-torchlip, a layer with one product instead of two."""
+    found: dict[str, Make] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            from orthogonium.layers.conv import SLL as theirs
+
+            if dense:
+                found["orthogonium"] = lambda: theirs.SDPBasedLipschitzDense(dense[0], dense[0], dense[1])
+            if conv:
+                found["orthogonium"] = lambda: theirs.SDPBasedLipschitzResBlock(conv[0], conv[1] / conv[0], 3)
+        except ImportError:
+            pass
+        try:
+            from deel import torchlip
+
+            if dense:
+                found["torchlip, spectral"] = lambda: torchlip.SpectralLinear(dense[0], dense[1])
+                found["lipcert, spectral surrogate"] = lambda: lc.AffineLinear(*dense, bound="spectral_surrogate")
+        except ImportError:
+            pass
+    return found
+
+
+class TextbookNet(nn.Sequential):
+    """``sll_small`` with the layers above."""
+
+    def __init__(self, plain: bool = False) -> None:
+        convs = [TextbookConv(45, 5, plain) for _ in range(20)]
+        features = 45 * 8 * 8
+        super().__init__(
+            lc.PadChannels(45), *convs, lc.ScaledAvgPool2d(4), nn.Flatten(),
+            *[TextbookDense(features, 2048, plain) for _ in range(7)], lc.NormalizedHead(features, 10),
+        )  # fmt: skip
+
+
+def small() -> dict[str, Make]:
+    return {
+        "textbook": TextbookNet,
+        "unconstrained": lambda: TextbookNet(plain=True),
+        "lipcert": lambda: lc.create_model("sll_small"),
+        **{name: (lambda form=form: lc.create_model(f"sll_{form}_small")) for name, form in SAMPLED.items()},
+    }
+
+
+Case = tuple[Callable[[], dict[str, Make]], tuple[int, ...]]
+DENSE = [
+    (512, 512, 256),
+    (1024, 1024, 256),
+    (2880, 2048, 1),
+    (2880, 2048, 64),
+    (2880, 2048, 256),
+    (4096, 4096, 256),
+]
+CONV = [(45, 5, 32, 1), (45, 5, 32, 64), (45, 5, 32, 256), (64, 64, 16, 64), (64, 64, 8, 256), (128, 128, 8, 64)]
+CASES: dict[str, Case] = {
+    **{f"dense-{m}x{n}-b{b}": (lambda m=m, n=n: dense(m, n), (b, m)) for m, n, b in DENSE},
+    **{f"conv-{c}x{h}-{s}x{s}-b{b}": (lambda c=c, h=h: conv(c, h), (b, c, s, s)) for c, h, s, b in CONV},
+    **{f"sll_small-b{b}": (small, (b, 3, 32, 32)) for b in (64, 256)},
+}
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def step(module: nn.Module, x: Tensor) -> None:
+    module.zero_grad(set_to_none=True)
+    module(x).square().sum().backward()
+
+
+def disturb(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(1 + 2.0**-12)
+
+
+def measure(name: str, repeats: int) -> dict[str, object]:
+    make, shape = CASES[name]
+    torch.manual_seed(0)
+    modules = {column: build().train() for column, build in make().items()}
+    x = torch.randn(shape, requires_grad=True)
+    images = torch.rand(shape)
+    still: dict[str, nn.Module] = {"textbook": modules["textbook"], "unconstrained": modules["unconstrained"]}
+    still["lipcert, frozen"] = lc.freeze(modules["lipcert"])
+    seconds: dict[str, dict[str, float]] = {}
+
+    def note(kind: str, column: str, work: Callable[[], object]) -> None:
+        cpu, wall = timed(work)
+        best = seconds.setdefault(f"{kind}", {})
+        best[column] = min(cpu, best.get(column, cpu))
+        walls = seconds.setdefault(f"{kind}, wall", {})
+        walls[column] = min(wall, walls.get(column, wall))
+
+    for repeat in range(repeats + 1):
+        for column, module in modules.items():
+            disturb(module)
+            if repeat == 0:
+                step(module, x)
+                continue
+            note("forward", column, lambda module=module: module(x))
+            note("step", column, lambda module=module: step(module, x))
+        for column, module in still.items():
+            with torch.no_grad():
+                note("inference", column, lambda module=module: module(images))
+    print(name, {k: {c: round(v, 4) for c, v in row.items()} for k, row in seconds.items() if "wall" not in k})
+    return {"case": name, "seconds": seconds, "memory": {c: memory(name, c) for c in modules}}
+
+
+def memory(name: str, column: str) -> int | None:
+    words = [sys.executable, __file__, "--memory", name, column]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def peak(name: str, column: str) -> int:
+    """Bytes above those held before the first step."""
+    make, shape = CASES[name]
+    module, x = make()[column]().train(), torch.randn(shape, requires_grad=True)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far, which may be the starter's
+    before = high_water()
+    for _ in range(2):
+        step(module, x)
+    return high_water() - before
+
+
+def high_water() -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+def tables(record: dict) -> str:
+    """Markdown: each column's cost as a multiple of the unconstrained layer's."""
+    from lipcert.reports.tables import markdown_table
+
+    parts = []
+    names = ["textbook", "lipcert", *SAMPLED, "orthogonium", "unconstrained"]
+    for kind, title in (("step", "Training step"), ("forward", "Forward pass in training mode")):
+        rows = []
+        for row in record["rows"]:
+            values = row["seconds"][kind]
+            base = values["unconstrained"]
+            cells = ["–" if name not in values else f"{values[name] / base:.2f}" for name in names[:-1]]
+            rows.append([f"`{row['case']}`", *cells, f"{1000 * base:.3g} ms"])
+        parts.append(f"{title}, as a multiple of the unconstrained layer (its time in the last column):\n\n")
+        parts[-1] += markdown_table(["case", *names[:-1], "unconstrained"], rows)
+    rows = []
+    for row in record["rows"]:
+        values = row["seconds"]["inference"]
+        base = values["unconstrained"]
+        rows.append([f"`{row['case']}`", *(f"{values[n] / base:.2f}" for n in ("textbook", "lipcert, frozen"))])
+    parts.append(
+        "Inference, the same multiple:\n\n" + markdown_table(["case", "textbook", "lipcert, frozen"], rows)
+    )
+    rows = []
+    for row in record["rows"]:
+        cells = [row["memory"].get(name) for name in names]
+        rows.append([f"`{row['case']}`", *("–" if cell is None else f"{cell / 2**20:.0f}" for cell in cells)])
+    parts.append("Peak memory of a step, MiB above the parameters:\n\n" + markdown_table(["case", *names], rows))
+    return (
+        "\n\n".join(parts)
+        + f"\n\n`{record['command']}` → `results/speed.json` ({record['machine']}, {record['threads']} thread)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--case", nargs="*", choices=CASES, default=None)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--memory", nargs=2, metavar=("CASE", "COLUMN"))
+    parser.add_argument("--memories", action="store_true", help="measure the memory of the cases in --out again")
+    parser.add_argument("--docs", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.memory:
+        print(peak(*arguments.memory))
+        return
+    if arguments.memories:
+        record = json.loads(arguments.out.read_text())
+        for row in record["rows"]:
+            row["memory"] = {column: memory(row["case"], column) for column in row["memory"]}
+        write_json(arguments.out, record)
+    elif arguments.out:
+        kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"rows": []}
+        rows = {row["case"]: row for row in kept["rows"]}
+        for name in arguments.case or CASES:
+            rows[name] = measure(name, 2 if name.startswith("sll") else arguments.repeats)
+            record = {
+                "command": "python benchmarks/speed.py --out results/speed.json",
+                "machine": f"{platform.machine()}, torch {torch.__version__}",
+                "threads": 1,
+                "rows": [rows[case] for case in CASES if case in rows],
+            }
+            write_json(arguments.out, record)
+    if arguments.docs:
+        page = ROOT / "docs/speed.md"
+        text = page.read_text(encoding="utf-8")
+        begin, end = "<!-- speed:begin -->", "<!-- speed:end -->"
+        head, _, rest = text.partition(begin)
+        made = tables(json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8")))
+        page.write_text(f"{head}{begin}\n{made}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""x − W(g∘relu(Wᵀx + b)) with all gradients of W in one product.
+
+The products share the weight, so autograd would form several gradients of its size and add them; stacked, they are
+one product of greater depth. Everything else is what autograd does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lipcert.algebra.product import sampled_overlaps, sampled_slopes, sampled_sums
+from lipcert.algebra.scale import autocasting, inverse, transformed
+
+
+def relu_residual(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:  # (B, m), (n, m), (n,)
+    """x − (gain∘relu(x·weightᵀ + bias))·weight, for matrices of one type."""
+    return _ReluResidual.apply(x, weight, bias, gain)  # type: ignore[no-untyped-call]
+
+
+def fits(x: Tensor, *parameters: Tensor) -> bool:
+    """Whether these are plain tensors that want a gradient; compilers, transforms and autocast do it their way."""
+    return (
+        torch.is_grad_enabled()
+        and any(parameter.requires_grad for parameter in parameters)
+        and x.ndim == 2
+        and all(parameter.dtype == x.dtype for parameter in parameters)
+        and not autocasting(x)
+        and not transformed(x, *parameters)
+    )
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:
+    return x - (F.relu(F.linear(x, weight, bias)) * gain) @ weight
+
+
+def sampled_residual(x: Tensor, weight: Tensor, bias: Tensor | None, q: Tensor, sample: int) -> Tensor:
+    """``relu_residual`` with the gain 2/T, T estimated from ``sample`` columns drawn anew: no bound."""
+    drawn = torch.randperm(len(weight), device=weight.device)[:sample]
+    return _SampledResidual.apply(x, weight, bias, q, drawn)  # type: ignore[no-untyped-call]
+
+
+class _SampledResidual(torch.autograd.Function):
+    """The gradient through T adds the columns drawn to the stack (``algebra.product`` has the formulas)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, q: Tensor, drawn: Tensor) -> Tensor:
+        z = F.linear(x, weight, bias).relu_()
+        overlaps, squares = sampled_overlaps(weight, drawn)
+        sums = sampled_sums(overlaps, squares, q, drawn)
+        gain = 2 * inverse(sums / q)
+        ctx.save_for_backward(x, weight, q, drawn, z, overlaps, squares, sums, gain)
+        return torch.addmm(x, z * gain, weight, alpha=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, q, drawn, z, overlaps, squares, sums, gain = ctx.saved_tensors
+        (out,) = gradients
+        needed = ctx.needs_input_grad
+        to_z = out @ weight.mT  # minus the gradient of g∘z, (B, n)
+        to_t = (to_z * z).sum(dim=0) * gain.square() / 2  # g = 2/T
+        u = to_t / q
+        to_q = sampled_sums(overlaps, squares, u, drawn) - u * sums / q
+        to_u = to_z.mul_(-gain).mul_(z > 0)  # the gradient of Wᵀx + b
+        to_x = torch.addmm(out, to_u, weight) if needed[0] else None
+        slopes = sampled_slopes(overlaps, q, u, drawn)
+        stack = torch.cat((to_u, z * -gain, slopes))
+        to_weight = (stack.mT @ torch.cat((x, out, weight[drawn]))).addcmul_((2 * q * u)[:, None], weight)
+        return to_x, to_weight, to_u.sum(dim=0) if needed[2] else None, to_q, None
+
+
+class _ReluResidual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:
+        z = F.linear(x, weight, bias).relu_()
+        ctx.save_for_backward(x, weight, bias, gain, z)
+        return torch.addmm(x, z * gain, weight, alpha=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, gain, z = ctx.saved_tensors
+        (out,) = gradients
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            given = (x, weight, bias, gain)
+            wanted = [tensor for tensor, need in zip(given, needed, strict=True) if need]
+            found = iter(torch.autograd.grad(_plain(*given), wanted, out, create_graph=True))
+            return tuple(next(found) if need else None for need in needed)
+        to_z = out @ weight.mT  # minus the gradient of g∘z, (B, n)
+        to_gain = -(to_z * z).sum(dim=0) if needed[3] else None
+        to_u = to_z.mul_(-gain).mul_(z > 0)  # the gradient of Wᵀx + b
+        to_x = torch.addmm(out, to_u, weight) if needed[0] else None
+        to_weight = torch.cat((to_u, z * -gain)).mT @ torch.cat((x, out)) if needed[1] else None
+        return to_x, to_weight, to_u.sum(dim=0) if needed[2] else None, to_gain
