@@ -78,13 +78,10 @@ def comparison_block(path: Path) -> str:
 
 
 def rates_block(path: Path) -> str:
-    record = json.loads(path.read_text(encoding="utf-8"))
-    rates = list(record["rows"][0]["tried"])
-    lines = [
-        [row["method"], *(f"{100 * row['tried'][rate]['certified 36/255']:.1f}" for rate in rates)]
-        for row in record["rows"]
-    ]
-    return f"{markdown_table(['method', *rates], lines)}\n\n`{record['command']}` → `{path.relative_to(ROOT)}`"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rates"]["rows"]
+    rates = list(rows[0]["certified 36/255"])
+    lines = [[row["method"], *(f"{100 * row['certified 36/255'][rate]:.1f}" for rate in rates)] for row in rows]
+    return f"{markdown_table(['method', *rates], lines)}\n\nThe same command and file."
 
 
 def attacked_block(path: Path) -> str:
@@ -127,8 +124,8 @@ def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     for path in (ROOT / "results/comparison").glob("*.json"):
-        made = rates_block if path.stem.endswith(".rates") else comparison_block
-        found[f"comparison-{path.stem}"] = made(path)
+        found[f"comparison-{path.stem}"] = comparison_block(path)
+        found[f"rates-{path.stem}"] = rates_block(path)
     found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
     return found
 

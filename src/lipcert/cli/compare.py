@@ -94,10 +94,11 @@ def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
     made = []
     for data in dict.fromkeys(row.data for row in rows):
         mine = [row for row in rows if row.data == data]
-        seeds = max(row.seeds for row in mine)
+        fewest, most = min(row.seeds for row in mine), max(row.seeds for row in mine)
+        seeds = f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
         made.append(
             (
-                f"{data}: accuracy, natural and certified (%), {seeds} seed{'s' * (seeds > 1)}",
+                f"{data}: accuracy, natural and certified (%), {seeds}",
                 ["method", "natural", *(name for name in RADII if name != "0.5")],
                 [
                     [
