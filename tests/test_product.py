@@ -171,6 +171,23 @@ def test_a_sampled_gradient_leaves_the_layer_as_it_is_and_a_sampled_surrogate_do
     assert torch.equal(surrogate(x), exact.eval()(x))
 
 
+def test_a_sampled_surrogate_compiles_and_transforms():
+    torch.manual_seed(10)
+    layer = lc.ResidualLinear(20, 16, bound=lc.bounds.SLL(16, "sampled_surrogate", sample=4)).train()
+    x = torch.randn(8, 20)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager")
+    torch.manual_seed(11)
+    expected = layer(x)
+    torch.manual_seed(11)
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-5, atol=1e-5)  # float32, sums in another order
+    parameters = dict(layer.named_parameters())
+    gradient = torch.func.grad(
+        lambda weight: torch.func.functional_call(layer, {**parameters, "weight": weight}, (x,)).sum()
+    )(parameters["weight"].detach())
+    assert torch.isfinite(gradient).all()
+
+
 def test_what_is_not_sampled():
     torch.manual_seed(1)
     for make in (

@@ -51,6 +51,8 @@ def estimated_product(columns: Columns, a: Tensor, sample: int) -> Tensor:  # (1
     """
     weight = columns.matrix()  # (n, m)
     drawn = torch.randperm(len(weight), device=weight.device)[:sample]
+    if transformed(weight, a):
+        return sampled_sums(*sampled_overlaps(weight, drawn), a[0], drawn)[None]
     return _estimate(weight, a[0], drawn)[None]
 
 
