@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from processes import ENVIRONMENT, command
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "lipcert"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 
 
 def arrows():
@@ -100,19 +101,8 @@ def test_the_readme_shows_what_the_results_hold():
     assert shown.startswith((ROOT / "results" / "demo.txt").read_text(encoding="utf-8").rstrip("\n"))
 
 
-def lipcert(*words, timeout=300):
-    return subprocess.run(
-        [sys.executable, "-m", "lipcert", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=timeout,
-        check=False,
-    )
-
-
 def test_help_lists_the_commands_without_torch():
-    result = lipcert("--help")
+    result = command("--help")
     assert result.returncode == 0
     assert "demo" in result.stdout
     code = (
@@ -127,7 +117,7 @@ def test_help_lists_the_commands_without_torch():
     "words", [["demo", "--epochs", "0"], ["demo", "--epochs", "many"], ["demo", "--epoch", "1"], ["prove"], []]
 )
 def test_bad_usage_is_exit_code_2_without_a_traceback(words):
-    result = lipcert(*words)
+    result = command(*words)
     assert result.returncode == 2
     assert result.stderr
     assert "Traceback" not in result.stderr
@@ -136,7 +126,7 @@ def test_bad_usage_is_exit_code_2_without_a_traceback(words):
 
 def test_demo_is_the_whole_story_in_one_table(tmp_path):
     out = os.path.relpath(tmp_path / "run")
-    result = lipcert("demo", "--epochs", "2", "--out", out)
+    result = command("demo", "--epochs", "2", "--out", out)
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80  # the last line is a path
     assert result.stdout.splitlines()[-1].endswith(f"{out}/report.html")
@@ -152,7 +142,7 @@ def test_demo_is_the_whole_story_in_one_table(tmp_path):
     assert typed == ["train", "audit", "certify", "check", "attack", "report"]
     for name in ("audit.json", "certificate.json", "certified.jsonl", "attack.jsonl", "report.html"):
         assert (tmp_path / "run" / name).is_file()
-    again = lipcert("demo", "--epochs", "2", "--out", out)
+    again = command("demo", "--epochs", "2", "--out", out)
     assert (tmp_path / "run-2" / "report.html").is_file()  # a demo never replaces a folder
     assert again.stdout.replace("run-2", "run") == result.stdout  # a seed decides everything
 
@@ -161,7 +151,7 @@ def test_every_command_speaks_json(tmp_path):
     run = str(tmp_path / "run")
     flags = ["--model", "sll_nano", "--steps", "3", "--batch-size", "64", "--out", run]
     said = {
-        words[0]: json.loads(lipcert(*words, "--json").stdout)
+        words[0]: json.loads(command(*words, "--json").stdout)
         for words in (
             ["train", *flags],
             ["certify", run, "--examples", "20"],
@@ -181,7 +171,7 @@ def test_every_command_speaks_json(tmp_path):
     assert said["export"]["lipschitz"] <= 1
     assert said["models"]["sll_tiny"]["channels"] == 64
     assert said["report"]["runs"][0]["name"] == "run"
-    assert json.loads(lipcert("data", "list", "--json").stdout)["digits"]["prepared"] is True
+    assert json.loads(command("data", "list", "--json").stdout)["digits"]["prepared"] is True
 
 
 def test_wheel_is_complete_and_imports(tmp_path):
