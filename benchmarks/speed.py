@@ -125,6 +125,17 @@ class TextbookNet(nn.Sequential):
         )  # fmt: skip
 
 
+def repeated(make: Make, depth: int) -> nn.Module:
+    return nn.Sequential(*(make() for _ in range(depth)))
+
+
+def deep(columns: dict[str, Make], depth: int) -> dict[str, Make]:
+    """So many of the same layer, one after another."""
+    return {
+        name: lambda make=make: nn.Sequential(*(make() for _ in range(depth))) for name, make in columns.items()
+    }
+
+
 def small() -> dict[str, Make]:
     return {
         "textbook": TextbookNet,
@@ -143,9 +154,21 @@ DENSE = [
     (2880, 2048, 256),
     (4096, 4096, 256),
 ]
-CONV = [(45, 5, 32, 1), (45, 5, 32, 64), (45, 5, 32, 256), (64, 64, 16, 64), (64, 64, 8, 256), (128, 128, 8, 64)]
+CONV = [
+    (45, 5, 8, 64),
+    (45, 5, 16, 64),
+    (45, 5, 32, 1),
+    (45, 5, 32, 64),
+    (45, 5, 32, 256),
+    (45, 5, 64, 64),
+    (64, 64, 16, 64),
+    (64, 64, 8, 256),
+    (128, 128, 8, 64),
+]
+DEPTHS = (2, 4, 8)
 CASES: dict[str, Case] = {
     **{f"dense-{m}x{n}-b{b}": (lambda m=m, n=n: dense(m, n), (b, m)) for m, n, b in DENSE},
+    **{f"dense-1024x1024-b256-deep{d}": (lambda d=d: deep(dense(1024, 1024), d), (256, 1024)) for d in DEPTHS},
     **{f"conv-{c}x{h}-{s}x{s}-b{b}": (lambda c=c, h=h: conv(c, h), (b, c, s, s)) for c, h, s, b in CONV},
     **{f"sll_small-b{b}": (small, (b, 3, 32, 32)) for b in (64, 256)},
 }
@@ -257,6 +280,14 @@ def tables(record: dict) -> str:
     )
 
 
+def rewrite(mark: str, made: str) -> None:
+    """What docs/speed.md shows between two marks."""
+    page = ROOT / "docs/speed.md"
+    head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark}:begin -->")
+    _, end, tail = rest.partition(f"<!-- {mark}:end -->")
+    page.write_text(f"{head}{begin}\n{made}\n{end}{tail}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
@@ -288,12 +319,7 @@ def main() -> None:
             }
             write_json(arguments.out, record)
     if arguments.docs:
-        page = ROOT / "docs/speed.md"
-        text = page.read_text(encoding="utf-8")
-        begin, end = "<!-- speed:begin -->", "<!-- speed:end -->"
-        head, _, rest = text.partition(begin)
-        made = tables(json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8")))
-        page.write_text(f"{head}{begin}\n{made}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+        rewrite("speed", tables(json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lipcert.cli import COMMANDS
 from processes import ENVIRONMENT, command
 
 ROOT = Path(__file__).parent.parent
@@ -104,11 +105,17 @@ def test_the_readme_shows_what_the_results_hold():
 def test_help_lists_the_commands_without_torch():
     result = command("--help")
     assert result.returncode == 0
-    assert "demo" in result.stdout
-    code = (
-        "import sys; import lipcert.cli; sys.argv = ['lipcert', '--help']\n"
-        "try: lipcert.cli.main()\n"
-        "except SystemExit: sys.exit('torch' in sys.modules)"
+    assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    code = (  # each command's own help too: what it needs to say what it takes
+        "import contextlib, io, sys, lipcert.cli\n"
+        "for words in ([], *([name] for name in lipcert.cli.COMMANDS)):\n"
+        "    sys.argv = ['lipcert', *words, '--help']\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as said:\n"
+        "        try: lipcert.cli.main()\n"
+        "        except SystemExit as end: assert not end.code and said.getvalue().startswith('usage: lipcert')\n"
+        "        else: raise AssertionError(words)\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 

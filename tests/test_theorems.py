@@ -1122,3 +1122,13 @@ def test_soc_series_of_the_library_is_a_contraction_and_refuses_the_other_orders
                 else:
                     with pytest.raises(ValueError, match="order"):
                         exponential_series(as_tensor(a), order)
+
+
+def test_the_surrogate_of_a_wide_norm_is_within_a_hundredth_of_it():
+    torch.manual_seed(7)
+    for n, m in ((300, 500), (500, 300), (400, 400)):  # Gaussian: no gap between the singular values
+        weight = torch.randn(n, m, dtype=torch.float64)
+        estimate = float(squared_norm_estimate(dense_columns(weight), 6))
+        true = float(torch.linalg.matrix_norm(weight, 2)) ** 2
+        assert 0.99 * true <= estimate <= true * (1 + ROUNDING)
+    assert float(squared_norm_estimate(dense_columns(torch.zeros(30, 20)), 6)) == 0

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lipcert.algebra.gram import Columns, symbol, torus_grid
 
+BLOCK = 4  # vectors that a Krylov space begins with
+
 
 def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,)
     """An upper bound of ‖W‖² for each group, differentiable."""
@@ -34,22 +36,40 @@ def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,
 def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (groups,)
     """‖H(ω)v‖² for one ω of a coarse grid and v near its first singular vector: below ‖W‖², evidence only.
 
-    The gradient is that of a simple singular value, 2·(Wv)vᵀ; finding ω and v costs a forward pass of
-    ``squared_norm_bound`` on a sixteenth of its frequencies, and no backward pass.
+    The gradient is that of a simple singular value, 2·(Wv)vᵀ, and v has none. Finding ω and v costs a forward pass
+    of ``squared_norm_bound`` on a sixteenth of its frequencies; for a dense weight, products with a few vectors.
     """
     grid, _ = torus_grid(columns, oversampling=4)
     matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
     if matrix.shape[-2] <= matrix.shape[-1]:
         matrix = matrix.mH  # so that the Gram matrix is the small one
     with torch.no_grad():
-        power, _ = _normalised_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
-        widest = torch.linalg.vector_norm(power, dim=-2).argmax(dim=-1)  # a column of vvᴴ, not a small one
-        vector = power.gather(-1, widest[..., None, None].expand(*power.shape[:-1], 1))
-        vector = vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True).clamp_min(1e-30)
+        vector = _leading(matrix, iterations) if grid == (1, 1) else _widest(matrix, iterations)
         largest = (matrix @ vector).abs().square().sum(dim=(-2, -1)).argmax(dim=-1)  # (groups,)
     group = torch.arange(len(largest), device=largest.device)
     image = matrix[group, largest] @ vector[group, largest]
     return (image * image.conj()).real.sum(dim=(-2, -1))  # not abs(), whose gradient at a small entry overflows
+
+
+def _widest(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
+    """A column of (MᴴM)^(2^iterations) ≈ σ²vvᴴ, not a small one; for many small matrices."""
+    power, _ = _normalised_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
+    widest = torch.linalg.vector_norm(power, dim=-2).argmax(dim=-1)
+    vector = power.gather(-1, widest[..., None, None].expand(*power.shape[:-1], 1))
+    return vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True).clamp_min(1e-30)
+
+
+def _leading(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
+    """The best vector of a block Krylov space, from a fixed basis without a pattern; for one large matrix."""
+    n = matrix.shape[-1]
+    angles = torch.arange(1, n + 1, device=matrix.device)[:, None] * torch.arange(1, min(BLOCK, n) + 1).to(matrix)
+    bases = [torch.cos(angles).expand(*matrix.shape[:-2], -1, -1)]
+    for _ in range(2 * iterations):
+        bases.append(torch.linalg.qr(matrix.mH @ (matrix @ bases[-1]))[0])
+    space = torch.linalg.qr(torch.cat(bases[1:], dim=-1))[0]
+    right = torch.linalg.svd(matrix @ space, full_matrices=False)[2]
+    vector: Tensor = space @ right[..., :1, :].mH
+    return vector
 
 
 def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (groups, N)

@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+
+COMMANDS = {  # the class that runs it, as module.name, and what it does
+    "demo": ("demo.Demo", "the whole story on the embedded digits, in a few minutes"),
+    "train": ("train.Train", "train a certified network"),
+    "certify": ("certify.Certify", "radii that hold in float64, and a certificate to check"),
+    "audit": ("audit.Audit", "prove the constant of every layer, or say which has no proof"),
+    "check": ("check.Check", "verify a certificate with the independent checker"),
+    "attack": ("attack.Attack", "try to change the answers that are not certified"),
+    "report": ("report.Report", "one page of all that runs have proved"),
+    "compare": ("compare.Compare", "methods side by side at equal budget"),
+    "reproduce": ("reproduce.Reproduce", "a table of the paper, its numbers beside ours"),
+    "export": ("export.Export", "the frozen network for another program"),
+    "import": ("importing.Import", "a run folder from a checkpoint of the paper's code"),
+    "data": ("data.Data", "list the named data sets, or get one ready"),
+    "models": ("models.Models", "list the named architectures, or all fields of one"),
+}
+HELP = """usage: lipcert COMMAND ...
+
+Certified 1-Lipschitz neural networks: build them, train them, prove them.
+
+{}
+
+lipcert COMMAND --help    the options of a command
+lipcert --version
+Exit codes: 0 the claim holds, 1 it does not, 2 bad usage or bad input.""".format(
+    "\n".join(f"  {name:11}{line}" for name, (_, line) in COMMANDS.items())
+)
 
 
 def main() -> None:
     """``lipcert COMMAND``: 0 the claim holds, 1 it does not, 2 bad usage or bad input."""
+    words = sys.argv[1:]
+    if words in (["-h"], ["--help"]):
+        print(HELP)
+        sys.exit(0)
+    if words == ["--version"]:
+        from lipcert import __version__
+
+        print(f"lipcert {__version__}")
+        sys.exit(0)
+    if not words or words[0] not in COMMANDS:
+        expected, got = ", ".join(COMMANDS), repr(words[0]) if words else "none"
+        print(f"lipcert: expected a command, {expected}; got {got}. Run lipcert --help.", file=sys.stderr)
+        sys.exit(2)
+
     import tyro
 
-    from lipcert.cli.attack import Attack
-    from lipcert.cli.audit import Audit
-    from lipcert.cli.certify import Certify
-    from lipcert.cli.check import Check
-    from lipcert.cli.compare import Compare
-    from lipcert.cli.data import Data
-    from lipcert.cli.demo import Demo
-    from lipcert.cli.export import Export
-    from lipcert.cli.importing import Import
     from lipcert.cli.memory import keep_memory
-    from lipcert.cli.models import Models
-    from lipcert.cli.report import Report
-    from lipcert.cli.reproduce import Reproduce
-    from lipcert.cli.train import Train, parse_train
 
     keep_memory()
+    module, name = COMMANDS[words[0]][0].split(".")
+    home = import_module(f"lipcert.cli.{module}")
     try:
-        if sys.argv[1:] == ["--version"]:
-            from lipcert import __version__
-
-            print(f"lipcert {__version__}")
-            sys.exit(0)
-        if sys.argv[1:2] == ["train"]:  # its defaults may come from a file
-            sys.exit(parse_train(sys.argv[2:]).run())
-        command = tyro.extras.subcommand_cli_from_dict(
-            {
-                "demo": Demo,
-                "train": Train,
-                "certify": Certify,
-                "audit": Audit,
-                "check": Check,
-                "attack": Attack,
-                "compare": Compare,
-                "reproduce": Reproduce,
-                "report": Report,
-                "export": Export,
-                "data": Data,
-                "models": Models,
-                "import": Import,
-            },
-            prog="lipcert",
-            description="Certified 1-Lipschitz neural networks: build them, train them, prove them.",
-        )
+        if words[0] == "train":  # its defaults may come from a file
+            command = home.parse_train(words[1:])
+        else:
+            command = tyro.cli(getattr(home, name), prog=f"lipcert {words[0]}", args=words[1:])
         sys.exit(command.run())
     except (ValueError, OSError, MemoryError) as error:  # bad input: one line, no traceback
         print(f"lipcert: {one_line(error)}", file=sys.stderr)
