@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import lipcert as lc
+from lipcert.attacks.referee import Model, in_both_precisions
 from lipcert.data.augment import PRESETS, augmentation
 from lipcert.reports.tables import markdown_table
 from lipcert.training.checkpoint import write_json
@@ -101,13 +102,14 @@ def certify(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def attacks(_: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """A shard against the frozen network and against the textbook formula: passes of both presets, one attack."""
+    """A shard against the frozen network, as attacks run it, and the textbook formula: passes and one attack."""
     torch.manual_seed(0)
     found: dict[str, dict[str, float]] = {}
     images = torch.rand(SHARD, 3, 32, 32)
     for name in ("sll_tiny", "sll_small"):
         model = lc.create_model(name).eval()
-        networks = {"frozen": lc.freeze(model), "textbook": textbook(model)}
+        frozen = lc.freeze(model)
+        networks: dict[str, Model] = {"frozen": in_both_precisions(frozen)[0], "textbook": textbook(model)}
         found[f"{name}, forward"] = alternating(
             {column: partial(query, network, images) for column, network in networks.items()}, 3
         )
@@ -115,7 +117,7 @@ def attacks(_: argparse.Namespace) -> dict[str, dict[str, float]]:
             {column: partial(slope, network, images) for column, network in networks.items()}, 3
         )
         if name == "sll_tiny":
-            labels = networks["frozen"](images).argmax(dim=1)
+            labels, networks["frozen"] = frozen(images).argmax(dim=1), frozen
             works = {
                 column: partial(lc.attack, network, images, labels, eps=36 / 255, method="quick")
                 for column, network in networks.items()
@@ -124,12 +126,12 @@ def attacks(_: argparse.Namespace) -> dict[str, dict[str, float]]:
     return found
 
 
-def query(network: nn.Module, images: Tensor) -> Tensor:
+def query(network: Model, images: Tensor) -> Tensor:
     with torch.no_grad():
         return network(images)
 
 
-def slope(network: nn.Module, images: Tensor) -> Tensor:
+def slope(network: Model, images: Tensor) -> Tensor:
     x = images.clone().requires_grad_()
     return torch.autograd.grad(network(x).square().sum(), x)[0]
 

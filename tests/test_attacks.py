@@ -29,7 +29,7 @@ from lipcert.attacks import autoattack
 from lipcert.attacks.attack import attacks_of
 from lipcert.attacks.evidence import Claims, Finding, contradictions, rows_of, summary, to_attack
 from lipcert.attacks.pgd import pgd, random_starts, seed_of
-from lipcert.attacks.referee import judge
+from lipcert.attacks.referee import in_both_precisions, judge
 from lipcert.cli import main
 from lipcert.cli.attack import Attack, prepare
 from lipcert.cli.certify import Certify
@@ -145,7 +145,8 @@ def test_inputs_that_are_no_images_are_attacked_without_square():
 def test_it_is_the_standard_evaluation_of_pyautoattack(run_folder, monkeypatch):
     images, labels = digits(24)
     model, eps = lc.freeze(lc.load_model(run_folder)), 0.5
-    official = AutoAttack(model, norm="L2", eps=eps, seed=seed_of(5, eps, 0), version="standard")
+    fast, _ = in_both_precisions(model)  # rounding decides where a path goes
+    official = AutoAttack(fast, norm="L2", eps=eps, seed=seed_of(5, eps, 0), version="standard")
     assert official.attacks_to_run == list(autoattack.STANDARD)
     targets = (official.apgd_targeted.n_target_classes, official.fab.n_target_classes)
     assert (official.square.n_queries, *targets) == (autoattack.QUERIES, autoattack.TARGETS, autoattack.TARGETS)
@@ -235,6 +236,24 @@ class Coarse(nn.Module):
 
     def forward(self, x):
         return (self.linear(x.flatten(1)) + 1e9) - 1e9
+
+
+class Viewing(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)[:, :10]
+
+
+@pytest.mark.parametrize("own", [nn.Identity, Viewing])
+def test_the_fast_copy_is_the_same_function_with_gradients_in_the_usual_order(own):
+    torch.manual_seed(3)
+    network = nn.Sequential(lc.freeze(lc.ResidualConv2d(3, 8)), own(), nn.Flatten())
+    fast, _ = in_both_precisions(network)
+    x = torch.rand(4, 3, 8, 8, requires_grad=True)
+    (theirs,) = torch.autograd.grad(network(x).square().sum(), x)
+    (ours,) = torch.autograd.grad(fast(x).square().sum(), x)
+    assert ours.is_contiguous()
+    assert (fast(x) - network(x)).abs().max() <= 200 * 2.0**-24 * 4  # sums of at most 72 products, entries below 4
+    assert (ours - theirs).abs().max() <= 2000 * 2.0**-24 * 4
 
 
 def test_float64_decides_and_not_float32():
