@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lipcert import check as checker
+from lipcert.verified.convolution import conv_norm_bound
 
 SOURCE = Path(checker.__file__)
 U = 2.0**-53
@@ -1153,6 +1154,26 @@ def test_constants_of_convolutions_against_singular_values(case):
             assert best**2 <= fine <= near * 1.01
 
 
+@pytest.mark.parametrize("image", [(6, 8), (12, 4), (8, 8)])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1)])
+def test_on_a_torus_the_constant_of_a_convolution_is_exact(image, stride):
+    """Kernels up to one larger than the image, as an orthogonal convolution has; library and checker agree."""
+    rng = np.random.default_rng(1)
+    for kernel_size, groups in (((3, 3), 1), ((5, 3), 2), ((image[0] + 1, image[1] + 1), 1)):
+        weight = rng.standard_normal((4, 6 // groups, *kernel_size))
+        padding = tuple((k - 1) // 2 for k in kernel_size)
+        matrix, _ = conv_matrix(weight, (6, *image), stride, padding, "circular", groups)
+        true = np.linalg.norm(matrix, 2)
+        torus = tuple(n // s for n, s in zip(image, stride, strict=True))
+        split = checker.phases(weight.reshape(groups, -1, *weight.shape[1:]), stride)
+        theirs = math.sqrt(checker.norm_squared(split, true**2 * (1 + 1e-9), torus))
+        ours = conv_norm_bound(weight, stride, groups=groups, torus=torus)
+        assert ours.method == "torus"
+        assert true * (1 - 1e-13) <= min(ours.value, theirs)
+        assert max(ours.value, theirs) <= true * (1 + 1e-9)
+        assert conv_norm_bound(weight, stride, groups=groups).value > true * 1.001  # what lies between the points
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (5, 9), (9, 5), (40, 40), (150, 140)])
 def test_constants_of_matrices_against_singular_values(shape):
     rng = np.random.default_rng(0)
@@ -1188,7 +1209,7 @@ def test_a_neuron_with_gamma_zero_is_dropped():
 
 def test_the_numbers_with_a_direction():
     rng = np.random.default_rng(0)
-    for order in (4, 8, 64, 2048):
+    for order in (1, 2, 3, 4, 7, 8, 28, 64, 2048):
         angle = 2 * np.pi * np.arange(order) / order
         assert np.abs(checker.circle(order)[0] - np.cos(angle)).max() <= 2e-15
         assert np.abs(checker.circle(order)[1] - np.sin(angle)).max() <= 2e-15

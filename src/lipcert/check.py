@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import re
 import stat
 import sys
@@ -212,10 +213,22 @@ def norms(rows: Array) -> Array:
 
 @functools.cache
 def circle(order: int) -> tuple[Array, Array]:
-    """cos and sin of 2πj/order, order = 2^k ≥ 4, within u: half-angle formulas on integers of 120 bits."""
-    one, c, s = 1 << 120, 0, 1 << 120
-    for _ in range(order.bit_length() - 3):
-        c, s = math.isqrt((one + c) * one // 2), math.isqrt((one - c) * one // 2)
+    """cos and sin of 2πj/order within u: integers of 160 bits, π by Machin's formula, one Taylor series, rotations.
+
+    The first angle errs by less than 2⁻¹⁴⁰, and each of at most 2¹⁴ rotations adds no more than that again.
+    """
+    one = 1 << 160
+
+    def arctan(k: int) -> int:  # of 1/k
+        power, total, sign, n = one // k, 0, 1, 1
+        while power:
+            total, power, sign, n = total + sign * (power // n), power // (k * k), -sign, n + 2
+        return total
+
+    angle = 8 * (4 * arctan(5) - arctan(239)) // order
+    c = s = 0
+    for k, term in enumerate(itertools.accumulate(range(1, 90), lambda t, k: t * angle // (k * one), initial=one)):
+        c, s = c + (term, 0, -term, 0)[k % 4], s + (0, term, 0, -term)[k % 4]
     x, y, cosines, sines = one, 0, [], []
     for _ in range(order):
         cosines.append(x / one)
@@ -316,7 +329,7 @@ def top_eigenvalue(matrices: Array, goal: float) -> float:
     return total
 
 
-def norm_squared(kernel: Array, goal: float) -> float:
+def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> float:
     """sup ‖K̂(θ)‖² over all frequencies θ, for K within u of the kernel in each entry; ``goal`` is only a hint.
 
     With d + 1 taps on an axis, unit vectors v, w and a phase c, p = Re e^(ic − idθ/2) v*K̂w is a trigonometric
@@ -324,6 +337,8 @@ def norm_squared(kernel: Array, goal: float) -> float:
     around a maximum θ*. The nearest of N equidistant frequencies is within π/N: a grid misses at most the factor
     cos(πd/2N) of the norm, axis by axis. K is real: half the frequencies are conjugates of the other half.
     A complex matrix has the norm of the real one [[Re, −Im], [Im, Re]].
+
+    A circular image of size ``torus``, counted in strides, has its own frequencies alone: no factor there.
     """
     biggest = float(np.abs(kernel).max())
     if biggest == 0 or not math.isfinite(biggest):
@@ -342,13 +357,8 @@ def norm_squared(kernel: Array, goal: float) -> float:
     if taps == 1:
         return proved(kernel[..., 0, 0], 1.0) * 4.0**power
     flat, best, order = kernel.reshape(groups, n, c, taps), math.inf, 4
-    while order < 4 * max(kh, kw):
-        order *= 2
-    while order <= 512:
-        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in (kh, kw)) ** 2
-        frequencies = grid(order if kh > 1 else 1, order // 2 + 1 if kw > 1 else 1)
-        if best < math.inf and len(frequencies) * groups * min(n, c) * n * c > 2**35:
-            break
+
+    def worst_of(frequencies: NDArray[np.int64], order: int, shrink: float) -> float:  # in units of 1/order
         worst = 0.0
         for part in chunks(len(frequencies), max(1, BATCH // (16 * groups * n * c))):
             angle = frequencies[part] @ grid(kh, kw).T % order  # (part, taps), exact
@@ -361,7 +371,20 @@ def norm_squared(kernel: Array, goal: float) -> float:
             worst = here if not here <= worst else worst
             if not worst <= best:
                 break
-        best = min(best, worst)
+        return worst
+
+    if torus is not None and math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36:
+        period = math.lcm(*torus)
+        steps = np.array([period // size for size in torus])
+        return worst_of(grid(torus[0], torus[1] // 2 + 1) * steps, period, 1.0) * 4.0**power
+    while order < 4 * max(kh, kw):
+        order *= 2
+    while order <= 512:
+        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in (kh, kw)) ** 2
+        frequencies = grid(order if kh > 1 else 1, order // 2 + 1 if kw > 1 else 1)
+        if best < math.inf and len(frequencies) * groups * min(n, c) * n * c > 2**35:
+            break
+        best = min(best, worst_of(frequencies, order, shrink))
         if best <= goal or best * shrink > goal * (1 + 1e-6 if min(n, c) <= 64 else 1.5):  # no finer grid can help
             break
         order *= 2
@@ -578,19 +601,20 @@ def weighted(
     if entry["op"].endswith("linear"):
         need(weight.ndim == 2 and weight.shape[1:] == shape, f"{where}: weight {weight.shape} on an input {shape}")
         kernel, stride, positions, hidden = weight[None, :, :, None, None], (1, 1), 1, (len(weight),)
-        room = max(weight.shape)
+        room, torus = max(weight.shape), None
     else:
         p.conv = convolution(entry, shape, weight, where)
         kernel, stride, positions = p.conv.taps.transpose(2, 3, 4, 0, 1), p.conv.stride, math.prod(p.conv.out)
         hidden = (len(weight), *p.conv.out)
         padded = (size + 2 * pad for size, pad in zip(shape[1:], p.conv.padding, strict=True))
         room = max(shape[0] * math.prod(padded), math.prod(hidden))
+        torus = tuple(map(operator.floordiv, shape[1:], stride)) if p.conv.circular else None
     n, area = len(weight), kernel.shape[3] * kernel.shape[4]
     p.bias = np.zeros(n) if entry["bias"] is None else take(entry["bias"], (n,))
     spread = math.sqrt(positions) * ROUND
     if not entry["op"].startswith("residual"):
         split = phases(kernel, stride)
-        proved = math.nextafter(math.sqrt(norm_squared(split, claimed * claimed)), math.inf)
+        proved = math.nextafter(math.sqrt(norm_squared(split, claimed * claimed, torus)), math.inf)
         rounding = Rounding(kernel.shape[2] * area + 1, absolute_norm(split), float(norms(p.bias)) * spread)
         return proved, rounding, hidden, room
     need(entry["activation"] == "relu", f"{where}: activation is relu")
@@ -604,7 +628,7 @@ def weighted(
     if witness is not None and math.prod(heads) * heads[1] <= LIMIT:
         rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
     if not rho <= goal:
-        rho = min(rho, norm_squared(split, goal))
+        rho = min(rho, norm_squared(split, goal, torus))
     proved = above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf
     fans = kernel.shape[2] * area + 1, kernel.shape[1] * area + 3
     beta = float(norms(root * p.bias)) * spread

@@ -80,6 +80,13 @@ class Geometry:
             padding_mode=self.padding_mode,
         )
 
+    def torus(self, image: tuple[int, int]) -> tuple[int, int] | None:
+        """The circular image in strides, where its frequencies are the only ones; None with zero padding."""
+        if self.padding_mode != "circular" or self.dilation != (1, 1):
+            return None
+        (high, wide), (s1, s2) = image, self.proved_stride(image)
+        return high // s1, wide // s2
+
     def in_format(self, image: tuple[int, int]) -> bool:
         """Whether a certificate file can say it."""
         top, bottom, left, right = self.padding

@@ -146,7 +146,7 @@ def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, 
     """The convolution of ``nn.Conv2d``, its constant that of the infinite image."""
     image, kernel = (shape[1], shape[2]), array(weight)
     stride = geometry.proved_stride(image)
-    norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups)
+    norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups, geometry.torus(image))
     norm = convolution.by_grid_too(norm, kernel, 1, stride, geometry.dilation, geometry.groups)
     out = geometry.outputs(image)
     kappa = convolution.conv_kappa(
@@ -186,7 +186,8 @@ def residual(
     else:
         image = (shape[1], shape[2])
         placed: dict[str, Any] = {"stride": geometry.proved_stride(image), "groups": geometry.groups}
-        rho, kappa = _conv_rho(stored, weights, q, placed), convolution.conv_kappa(stored, weights, **placed)
+        rho = _conv_rho(stored, weights, q, placed, geometry.torus(image))
+        kappa = convolution.conv_kappa(stored, weights, **placed)
         taps, hidden = math.prod(stored.shape[2:]), len(stored) // geometry.groups
         down = hidden * taps if block is None else chained(hidden, block) + taps  # the products, then ``fold``
         terms = (chained(math.prod(stored.shape[1:]), block), down)
@@ -241,9 +242,16 @@ def dense_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None) -> de
     return dense.rho_bound(weight, gamma, q)
 
 
-def _conv_rho(weight: np.ndarray, gamma: np.ndarray, q: np.ndarray | None, placed: dict[str, Any]) -> dense.Bound:
+def _conv_rho(
+    weight: np.ndarray,
+    gamma: np.ndarray,
+    q: np.ndarray | None,
+    placed: dict[str, Any],
+    torus: tuple[int, int] | None,
+) -> dense.Bound:
     if q is not None:
         value = convolution.conv_rho_weighted(weight, gamma, q, **placed)
         if value <= 1:
             return dense.Bound(value, "row sums")
-    return convolution.by_grid_too(convolution.conv_rho_bound(weight, gamma, q, **placed), weight, 2, **placed)
+    found = convolution.conv_rho_bound(weight, gamma, q, **placed, torus=torus)
+    return convolution.by_grid_too(found, weight, 2, **placed)

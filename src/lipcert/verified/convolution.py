@@ -1,8 +1,9 @@
 """Proved bounds for convolutions, kernel (n, c/groups, h, w) as ``nn.Conv2d`` stores it, γ ≥ 0 per output channel.
 
 The operator on an image is a piece of the one on ℤ², so sup_ω ‖H(ω)‖ of its symbol bounds it: zero padding of any
-amount is a compression, circular padding a sampling of frequencies. A stride s is polyphase: stride 1 with s times
-as many inputs, K[o, c, su + φ]. A dilation δ changes nothing but the stride: s/gcd(s, δ) takes its place.
+amount is a compression, circular padding a sampling of frequencies. ``torus``, the size of a circular image in
+strides, says which: then the bound is exact but for rounding. A stride s is polyphase: stride 1 with s times as
+many inputs, K[o, c, su + φ]. A dilation δ changes nothing but the stride: s/gcd(s, δ) takes its place.
 
 ``conv_rho_*`` bound ρ = λmax(WΓWᵀ) with Wᵀ the convolution (residual layers: outputs are neurons),
 ``conv_norm_bound`` the operator norm of a convolution, hence also of the ``nn.ConvTranspose2d`` with the same
@@ -26,6 +27,7 @@ from lipcert.verified.scale import scaled_rows
 
 Pair = int | tuple[int, int]
 MANY_LAGS = 4096
+MANY_PRODUCTS, MANY_ANGLES = 2**36, 2**14  # of one proof on a torus, here and in the checker; beyond, the grid
 
 
 def proved_stride(
@@ -135,12 +137,13 @@ def conv_rho_bound(
     stride: Pair = 1,
     dilation: Pair = 1,
     groups: int = 1,
+    torus: tuple[int, int] | None = None,
 ) -> Bound:
     """The smallest proved bound of ρ = λmax(WΓWᵀ), Wᵀ the convolution, and the method that proved it."""
     parts = scaled_rows(real("kernel", kernel, 4), gamma)
     if parts is None:
         return Bound(math.inf, "none")
-    found = _squared_norm(polyphase(parts.rows, stride, dilation, groups))
+    found = _squared_norm(polyphase(parts.rows, stride, dilation, groups), torus)
     found = Bound(ldexp_up(found.value, 2 * parts.exponent), found.method)
     if q is None:
         return found
@@ -148,12 +151,21 @@ def conv_rho_bound(
     return best(found, Bound(weighted, "row sums"))
 
 
-def conv_norm_bound(kernel: npt.ArrayLike, stride: Pair = 1, dilation: Pair = 1, groups: int = 1) -> Bound:
-    """The smallest proved bound of the operator norm, with zero padding of any amount, on every image."""
+def conv_norm_bound(
+    kernel: npt.ArrayLike,
+    stride: Pair = 1,
+    dilation: Pair = 1,
+    groups: int = 1,
+    torus: tuple[int, int] | None = None,
+) -> Bound:
+    """The smallest proved bound of the operator norm, with zero padding of any amount, on every image.
+
+    With ``torus``, on circular images of that size times the stride, without dilation.
+    """
     parts = scaled_rows(real("kernel", kernel, 4), None)
     if parts is None:
         return Bound(math.inf, "none")
-    found = _squared_norm(polyphase(parts.rows, stride, dilation, groups))
+    found = _squared_norm(polyphase(parts.rows, stride, dilation, groups), torus)
     return Bound(ldexp_up(sqrt_up(found.value), parts.exponent), found.method)
 
 
@@ -201,7 +213,11 @@ def by_grid_too(
     return Bound(bound.value / loss**power * (1 + 2.0**-40), bound.method)
 
 
-def _squared_norm(columns: Array) -> Bound:
+def _squared_norm(columns: Array, torus: tuple[int, int] | None) -> Bound:
+    groups, n, rows = columns.shape[:3]
+    products = math.prod(torus or ()) * groups * min(n, rows) * n * rows
+    if torus is not None and products <= MANY_PRODUCTS and math.lcm(*torus) <= MANY_ANGLES:
+        return Bound(symbol_bound(columns, torus=torus), "torus")  # exact but for rounding
     bounds = [Bound(symbol_bound(columns), "grid")]
     if columns.shape[0] * columns.shape[3] * columns.shape[4] <= MANY_LAGS:  # rarely smaller, so not worth minutes
         bounds.append(Bound(_by_row_sums(columns), "row sums"))

@@ -2,7 +2,8 @@
 
 H(ω)_ar = Σ_u k_a[r, u] e^{iω·u}, of degree d_i = taps − 1 in ω_i. With N_i > d_i equally spaced points in each axis
 the supremum is at most the maximum on the grid divided by cos²(πd_1/2N_1)·cos²(πd_2/2N_2) (M. Riesz; proof in
-docs/soundness.md). The size of an image plays no part: a transform at image size is no bound for zero padding.
+docs/soundness.md). The size of an image plays no part: a transform at image size is no bound for zero padding. With
+circular padding it is: the operator is block diagonal there, and nothing lies between the points (``torus``).
 
 At each point λmax(HH*) ≤ r + defect, by a Cholesky factor of rI − HH* that is checked. One r serves all points and
 is raised, by the eigenvalues of the points at hand, whenever a factorisation fails.
@@ -49,17 +50,23 @@ def choose_oversampling(shape: tuple[int, ...]) -> int:  # (groups, n, R, h, w)
 
 
 @np.errstate(all="ignore")
-def symbol_bound(columns: Array, oversampling: int | None = None) -> float:  # (groups, n, R, h, w)
+def symbol_bound(
+    columns: Array, oversampling: int | None = None, torus: tuple[int, int] | None = None
+) -> float:  # (groups, n, R, h, w)
     """sup_ω of ‖H(ω)‖², the largest over the groups, for columns + Δ with |Δ| ≤ g_2|columns| + 4·ETA.
 
+    With ``torus``, over the frequencies of circular images of that size alone.
     Entries have modulus at most 1 and the largest is at least ¼, as ``scaled_rows`` leaves them; or all are 0.
     """
     if not columns.any():
         return 0.0
-    oversampling = oversampling or choose_oversampling(columns.shape)
     _, n, rows, height, width = columns.shape
-    counts = tuple(grid_points(taps - 1, oversampling) for taps in (height, width))
-    loss = cos_squared_down(height - 1, counts[0]) * cos_squared_down(width - 1, counts[1])
+    if torus is None:
+        oversampling = oversampling or choose_oversampling(columns.shape)
+        counts = (grid_points(height - 1, oversampling), grid_points(width - 1, oversampling))
+        loss = cos_squared_down(height - 1, counts[0]) * cos_squared_down(width - 1, counts[1])
+    else:
+        counts, loss = torus, 1.0
     frequencies = half_grid(counts)
     search = _Search(margin=1e-4 * (1.0 - loss) + 8 * min(n, rows) * U64)
     block = max(1, ENTRIES // columns[..., 0, 0].size)
