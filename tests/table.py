@@ -16,6 +16,7 @@ import lipcert as lc
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.algebra.bounds import CONVOLUTIONAL
 from lipcert.algebra.orthogonal import METHODS
+from lipcert.algebra.torus import MAPS
 
 DENSE = (*CONVOLUTIONAL, "optimal", "orthogonal")
 
@@ -84,6 +85,18 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         yield f"residual-conv-{bound}-even", Entry(make, (2, 5, 5))
         make = lambda b=bound: lc.AffineConv2d(2, 3, 2, padding=2, bound=b)  # noqa: E731
         yield f"affine-conv-{bound}-overpadded", Entry(make, (2, 4, 4))
+    for method in MAPS:
+        for n, m, stride, image in ((2, 2, 1, (4, 6)), (1, 3, 1, (6, 4)), (3, 2, 1, (4, 4)), (1, 5, 2, (8, 4))):
+            make = lambda t=method, n=n, m=m, s=stride, i=image: lc.OrthogonalConv2d(  # noqa: E731
+                n, m, 2 if t == "eco" else 1 if s > 1 and t == "bcop" else (3, 3) if s == 1 else 2,
+                image_size=i, method=t, stride=s,
+            )  # fmt: skip
+            yield f"orthogonal-conv-{method}-{m}x{n}-s{stride}", Entry(make, (n, *image))
+        for hidden in (2, 5):
+            make = lambda t=method, h=hidden: lc.OrthogonalResidualConv2d(  # noqa: E731
+                3, h, 2 if t == "eco" else 3, image_size=4, method=t
+            )
+            yield f"residual-orthogonal-conv-{method}-{hidden}", Entry(make, (3, 4, 4))
     yield "head", Entry(lambda: lc.NormalizedHead(6, 4), (6,), math.sqrt(4))
     yield "convex", Entry(lambda: lc.ConvexCombination(lc.ResidualLinear(4, 3), lc.AffineLinear(4, 4)), (4,))
     yield "scale", Entry(lambda: lc.Scale(-2.5), (4,), 2.5)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.general import GeneralLinear as GeneralLinear
     from lipcert.layers.head import NormalizedHead as NormalizedHead
     from lipcert.layers.orthogonal import OrthogonalLinear as OrthogonalLinear
+    from lipcert.layers.orthogonal_conv import OrthogonalConv2d as OrthogonalConv2d
+    from lipcert.layers.orthogonal_conv import OrthogonalResidualConv2d as OrthogonalResidualConv2d
     from lipcert.layers.residual import ResidualConv2d as ResidualConv2d
     from lipcert.layers.residual import ResidualLinear as ResidualLinear
     from lipcert.layers.shape import Centre as Centre
@@ -87,6 +89,8 @@ _HOME = {
     "GeneralLinear": "layers.general",
     "NormalizedHead": "layers.head",
     "OrthogonalLinear": "layers.orthogonal",
+    "OrthogonalConv2d": "layers.orthogonal_conv",
+    "OrthogonalResidualConv2d": "layers.orthogonal_conv",
     "ResidualConv2d": "layers.residual",
     "ResidualLinear": "layers.residual",
     "Centre": "layers.shape",

@@ -1,7 +1,8 @@
-"""Orthonormal weights from free parameters: W ↦ Q with QᵀQ = I (tall) or QQᵀ = I (wide), dense.
+"""Orthonormal weights from free parameters: W ↦ Q with QᵀQ = I (tall) or QQᵀ = I (wide).
 
-Five published maps. Where exact orthogonality would need an inverse that may not exist or a series
-without end, the map errs on the side of a contraction, ‖Q‖ ≤ 1, which is all that T = I needs:
+A weight is one real matrix, or a batch of complex ones, the symbols of a convolution (``torus``): ᵀ is then the
+conjugate transpose. Five published maps. Where exact orthogonality would need an inverse that may not exist or a
+series without end, the map errs on the side of a contraction, ‖Q‖ ≤ 1, which is all that T = I needs:
 
 - ``cayley``   (I − A)(I + A)⁻¹ with A skew plus VᵀV (Trockman & Kolter 2021): orthonormal.
 - ``exp``      the exponential series of a skew matrix (SOC, Singla & Feizi 2021), cut at an order and
@@ -19,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.algebra.gram import dense_columns
 from lipcert.algebra.scale import inverse_sqrt, normalise
-from lipcert.algebra.spectral import squared_norm_bound
+from lipcert.algebra.spectral import modulus, squared_norms_bound
 from lipcert.errors import one_of
 
 METHODS = ("bjorck", "cayley", "cholesky", "exp", "reflector")
@@ -34,10 +34,10 @@ EXP_ORDER, EXP_SQUARINGS = 12, 2  # angles up to 4 × 1.7 > π: every rotation i
 BJORCK_STEPS = 15
 
 
-def orthonormal(weight: Tensor, method: str) -> Tensor:  # (n, m) → (n, m)
+def orthonormal(weight: Tensor, method: str) -> Tensor:  # (…, n, m) → (…, n, m)
     """A matrix of the shape of ``weight`` with orthonormal rows or columns, whichever are fewer."""
     method = one_of("method", method, METHODS)
-    tall = weight if weight.shape[0] >= weight.shape[1] else weight.mT
+    tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mH
     maps = {
         "bjorck": bjorck,
         "cayley": cayley,
@@ -46,17 +46,17 @@ def orthonormal(weight: Tensor, method: str) -> Tensor:  # (n, m) → (n, m)
         "reflector": reflector,
     }
     result = maps[method](tall)
-    return result if tall is weight else result.mT
+    return result if tall is weight else result.mH
 
 
-def gram_deviation(weight: Tensor) -> Tensor:  # ()
-    """‖QᵀQ − I‖_∞ ≥ ‖QᵀQ − I‖₂ (QQᵀ when wide), so ‖Q‖² ≤ 1 + this."""
-    gram = weight.mT @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.mT
-    return (gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)).abs().sum(dim=1).amax()
+def gram_deviation(weight: Tensor) -> Tensor:  # (…, n, m) → ()
+    """The largest ‖QᵀQ − I‖_∞ ≥ ‖QᵀQ − I‖₂ (QQᵀ when wide), so ‖Q‖² ≤ 1 + this."""
+    gram = weight.mH @ weight if weight.shape[-2] >= weight.shape[-1] else weight @ weight.mH
+    return modulus(gram - _eye(gram, gram.shape[-1])).sum(dim=-1).amax()
 
 
-def squared_norm(weight: Tensor, method: str) -> Tensor:  # ()
-    """An upper bound of ‖Q‖² for Q as it was computed: 1 + ‖QᵀQ − I‖_∞.
+def squared_norm(weight: Tensor, method: str) -> Tensor:  # (…, n, m) → ()
+    """An upper bound of the largest ‖Q‖² for Q as it was computed: 1 + ‖QᵀQ − I‖_∞.
 
     Björck's steps, and a ridge on a badly conditioned weight, may end far from orthonormal with ‖Q‖ ≤ 1 all the
     same; there a bound of the norm is better. No gradient is taken but for Björck, where T can move with W.
@@ -64,86 +64,86 @@ def squared_norm(weight: Tensor, method: str) -> Tensor:  # ()
     weight = weight if method == "bjorck" else weight.detach()
     bound = 1 + gram_deviation(weight)
     if method in ("bjorck", "cholesky", "reflector"):
-        bound = torch.minimum(bound, squared_norm_bound(dense_columns(weight), iterations=6)[0].clamp_min(1.0))
+        bound = torch.minimum(bound, squared_norms_bound(weight, iterations=6).amax().clamp_min(1.0))
     return bound
 
 
-def cayley(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+def cayley(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     """[(I + A)⁻¹(I − A); −2V(I + A)⁻¹] with A = U − Uᵀ + VᵀV, for ``tall`` = [U; V]."""
     tall = _bounded(tall)
-    n = tall.shape[1]
-    top, bottom = tall[:n], tall[n:]
-    skew = top - top.mT + bottom.mT @ bottom
+    n = tall.shape[-1]
+    top, bottom = tall[..., :n, :], tall[..., n:, :]
+    skew = top - top.mH + bottom.mH @ bottom
     eye = _eye(tall, n)
-    inverse = torch.linalg.solve(eye + skew, eye)  # its real part is at least I: always invertible
-    return torch.cat([inverse @ (eye - skew), -2 * bottom @ inverse])
+    # The Hermitian part of I + A is at least I: always invertible.
+    inverse = torch.linalg.solve(eye + skew, eye.expand_as(skew))
+    return torch.cat([inverse @ (eye - skew), -2 * bottom @ inverse], dim=-2)
 
 
-def exponential(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+def exponential(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     """The first n columns of S(A/4)⁴ with S the series to order 12 and A = M − Mᵀ, M = [tall 0].
 
     A is scaled down where its norm exceeds 4 × 1.7, by a proved bound of that norm.
     """
-    m, n = tall.shape
+    m, n = tall.shape[-2:]
     square = F.pad(_bounded(tall), (0, m - n))
-    skew = square - square.mT
-    norm = squared_norm_bound(dense_columns(skew), iterations=6)[0].clamp_min(1.0).sqrt()
+    skew = square - square.mH
+    norm = squared_norms_bound(skew, iterations=6).amax().clamp_min(1.0).sqrt()
     halvings = 2.0**EXP_SQUARINGS
     skew = skew * (halvings * CONTRACTING_ANGLE / norm).clamp_max(1.0) / halvings
     result = exponential_series(skew, EXP_ORDER)
     for _ in range(EXP_SQUARINGS):
         result = result @ result
-    return result[:, :n]
+    return result[..., :n]
 
 
-def exponential_series(skew: Tensor, order: int) -> Tensor:  # (m, m)
+def exponential_series(skew: Tensor, order: int) -> Tensor:  # (…, m, m)
     """Σ_{j ≤ order} A^j/j!, a contraction for skew A of norm at most 1.7 (proved orders only)."""
     if order not in CONTRACTING_ORDERS:
         raise ValueError(
             f"order must be one of {list(CONTRACTING_ORDERS)}; got {order!r}. At other orders the cut series "
             "has norm above 1: take the next order in the list."
         )
-    eye = _eye(skew, len(skew))
-    result = eye
+    eye = _eye(skew, skew.shape[-1])
+    result = eye.expand_as(skew)
     for power in range(order, 0, -1):  # Horner: I + A/1 (I + A/2 (I + …))
         result = eye + skew @ result / power
     return result
 
 
-def bjorck(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+def bjorck(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step."""
-    unit, _ = normalise(tall)
-    bound = squared_norm_bound(dense_columns(unit), iterations=6)[0]
-    result = unit * inverse_sqrt(bound)
+    unit, _ = _normalised(tall)
+    result = unit * inverse_sqrt(squared_norms_bound(unit, iterations=6))[..., None, None]
     for _ in range(BJORCK_STEPS):
-        result = 1.5 * result - 0.5 * result @ (result.mT @ result)
+        result = 1.5 * result - 0.5 * result @ (result.mH @ result)
     return result
 
 
-def cholesky(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+def cholesky(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     """VL^(−ᵀ) with LLᵀ = VᵀV + εI."""
     factor, unit = _ridged_cholesky(tall)
-    return torch.linalg.solve_triangular(factor, unit.mT, upper=False).mT.to(tall.dtype)
+    return torch.linalg.solve_triangular(factor, unit.mH, upper=False).mH.to(tall.dtype)
 
 
-def reflector(tall: Tensor) -> Tensor:  # (m, n), m ≥ n
+def reflector(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     """The first n columns of R(V₁)R(V₂), V₁ and V₂ the two halves of the columns of ``tall``.
 
     One reflector from all columns of a square matrix would be −I whatever the parameters; two from the
     halves use each of them, and V₁ = V₂ is the identity.
     """
-    m, n = tall.shape
+    m, n = tall.shape[-2:]
     result = _eye(tall, m)[:, :n]
-    for half in reversed(tall.split((n + 1) // 2, dim=1)):
+    for half in reversed(tall.split((n + 1) // 2, dim=-1)):
         result = block_reflector(half) @ result
     return result
 
 
-def block_reflector(v: Tensor) -> Tensor:  # (m, r) → (m, m)
+def block_reflector(v: Tensor) -> Tensor:  # (…, m, r) → (…, m, m)
     """I − 2V(VᵀV + εI)⁻¹Vᵀ: symmetric, eigenvalues 1 − 2s²/(s² + ε) in [−1, 1]."""
     factor, unit = _ridged_cholesky(v)
-    half = torch.linalg.solve_triangular(factor, unit.mT, upper=False)  # L⁻¹Vᵀ, (r, m)
-    return (_eye(half, v.shape[0]) - 2 * half.mT @ half).to(v.dtype)
+    half = torch.linalg.solve_triangular(factor, unit.mH, upper=False)  # L⁻¹Vᵀ, (…, r, m)
+    return (_eye(half, v.shape[-2]) - 2 * half.mH @ half).to(v.dtype)
 
 
 def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,11 +152,12 @@ def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
     ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot; in float32 it would be
     as large as the eigenvalues of an ordinary weight.
     """
-    unit = normalise(v)[0].double()
-    gram = unit.mT @ unit
-    m, n = v.shape
-    ridge = 8 * (m + n) * torch.finfo(torch.float64).eps * (gram.detach().diagonal().sum() + 1)
-    return torch.linalg.cholesky(gram + ridge * _eye(gram, n)), unit
+    unit = _normalised(v)[0].to(torch.promote_types(v.dtype, torch.float64))
+    gram = unit.mH @ unit
+    m, n = v.shape[-2:]
+    trace = gram.detach().real.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    ridge = 8 * (m + n) * torch.finfo(torch.float64).eps * (trace + 1)
+    return torch.linalg.cholesky(gram + ridge[..., None, None] * _eye(gram, n)), unit
 
 
 def _bounded(weight: Tensor) -> Tensor:
@@ -164,10 +165,18 @@ def _bounded(weight: Tensor) -> Tensor:
 
     Any scaling of the parameters gives another orthonormal matrix, so this costs no soundness.
     """
-    unit, scale = normalise(weight)
-    sums = unit.abs()
-    norm = (sums.sum(dim=0).amax() * sums.sum(dim=1).amax()).sqrt()
+    unit, scale = _normalised(weight)
+    sums = modulus(unit)
+    norm = (sums.sum(dim=-2).amax() * sums.sum(dim=-1).amax()).sqrt()
     return unit / torch.maximum(scale.reciprocal(), norm / 64)
+
+
+def _normalised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``normalise``, of complex numbers by their parts."""
+    if not weight.is_complex():
+        return normalise(weight)
+    unit, scale = normalise(torch.view_as_real(weight.resolve_conj()))
+    return torch.view_as_complex(unit.contiguous()), scale
 
 
 def _eye(like: Tensor, n: int) -> Tensor:

@@ -23,14 +23,23 @@ BLOCK = 4  # vectors that a Krylov space begins with
 def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,)
     """An upper bound of ‖W‖² for each group, differentiable."""
     grid, factor = torus_grid(columns)
-    matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
+    return factor * squared_norms_bound(symbol(columns, grid), iterations).amax(dim=-1)
+
+
+def squared_norms_bound(matrix: Tensor, iterations: int) -> Tensor:  # (…, n, m) → (…)
+    """An upper bound of ‖M‖² for each of a batch of matrices, real or complex, differentiable."""
     small = matrix @ matrix.mH if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH @ matrix
     power, scale = _normalised_power(small, iterations, dims=(-2, -1))
     frobenius = torch.linalg.matrix_norm(power)
-    row_sum = power.abs().sum(dim=-1).amax(dim=-1)
+    row_sum = modulus(power).sum(dim=-1).amax(dim=-1)
     # The largest entry of a non-zero power is 1, so both norms are at least 1; a zero matrix has scale 0.
     norm = torch.minimum(frobenius, row_sum).clamp_min(1.0) ** (0.5**iterations)
-    return factor * (scale[..., 0, 0] * norm).amax(dim=-1)
+    return scale[..., 0, 0] * norm
+
+
+def modulus(matrix: Tensor) -> Tensor:
+    """|z|, or where z is complex |Re z| + |Im z| ≥ |z|, whose gradient is finite at subnormal numbers too."""
+    return torch.view_as_real(matrix.resolve_conj()).abs().sum(dim=-1) if matrix.is_complex() else matrix.abs()
 
 
 def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (groups,)

@@ -6,12 +6,15 @@ A frozen network has no link to the one it came from. Rounding: see ``rounded``.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from lipcert.algebra.scale import scaled_bias
 from lipcert.errors import NotCertified
 from lipcert.frozen.modules import (
     FROZEN,
@@ -25,9 +28,9 @@ from lipcert.frozen.modules import (
     with_buffers,
 )
 from lipcert.frozen.rounded import contraction, frozen_residual
-from lipcert.layers import activation, affine, general, head, orthogonal, residual, shape
+from lipcert.layers import activation, affine, general, head, orthogonal, orthogonal_conv, residual, shape
 from lipcert.layers.contract import require_finite, require_no_hooks, require_vouched
-from lipcert.verified import dense
+from lipcert.verified import convolution, dense
 
 KEPT = (
     nn.Identity,
@@ -122,6 +125,28 @@ def _conv(layer: affine.AffineConv2d) -> nn.Module:
     return plain_conv2d(weight, layer.bias, layer.stride, layer.padding, layer.padding_mode, layer.groups)
 
 
+def _orthogonal_conv(layer: orthogonal_conv.OrthogonalConv2d) -> nn.Module:
+    kernel = copy.deepcopy(layer).double().kernel()
+    weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.inner).value)
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    conv = plain_conv2d(weight, layer.bias, padding=padding, padding_mode="circular")
+    return conv if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), conv)
+
+
+def _orthogonal_residual(layer: orthogonal_conv.OrthogonalResidualConv2d) -> nn.Module:
+    ones = torch.ones(layer.hidden, device=layer.weight.device)
+
+    def norm(kernel: np.ndarray) -> float:  # a hair above √ρ, so that ρ of the result is at most 1
+        rho = convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner).value
+        return math.sqrt(rho) * (1 + 2.0**-50)
+
+    weight = contraction(copy.deepcopy(layer).double().kernel(), norm)
+    bias = scaled_bias(layer.bias, ones[0], ones)
+    parts = (weight, ones, bias, layer.activation, None)
+    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
+    return FrozenResidualConv2d(*parts, padding=padding, padding_mode="circular")
+
+
 def _head(layer: head.NormalizedHead) -> nn.Module:
     rows = copy.deepcopy(layer).double().unit_weight()
     return plain_linear(rows.float(), layer.bias)
@@ -169,6 +194,8 @@ RULES: dict[type, Callable[[Any], nn.Module]] = {
     affine.AffineLinear: _linear,
     orthogonal.OrthogonalLinear: _linear,
     affine.AffineConv2d: _conv,
+    orthogonal_conv.OrthogonalConv2d: _orthogonal_conv,
+    orthogonal_conv.OrthogonalResidualConv2d: _orthogonal_residual,
     general.GeneralLinear: _general,
     head.NormalizedHead: _head,
     shape.Pixelwise: _pixelwise,

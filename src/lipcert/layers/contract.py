@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from lipcert.activations import SLOPE_RESTRICTED
+from lipcert.activations import SLOPE_RESTRICTED, SlopeRestricted
 from lipcert.algebra.bounds import Bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
@@ -93,15 +93,21 @@ class BoundedLayer(LipschitzLayer):
         return self.compute(at_least_float32(x)).to(x.dtype)
 
     def proved_constant(self) -> float:
-        activation = getattr(self, "activation", None)
-        if activation is not None and SLOPE_RESTRICTED.get(activation.name) != activation:
-            raise NotCertified(
-                f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it; got another function "
-                f"named {activation.name!r}. Build the layer with the activation's name."
-            )
+        activation: SlopeRestricted | None = getattr(self, "activation", None)
+        if activation is not None:
+            check_activation(activation)
         require_vouched(self.bound, "require_sound")
         self.bound.require_sound()
         return 1.0
+
+
+def check_activation(activation: SlopeRestricted) -> None:
+    """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]."""
+    if SLOPE_RESTRICTED.get(activation.name) != activation:
+        raise NotCertified(
+            f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it; got another function "
+            f"named {activation.name!r}. Build the layer with the activation's name."
+        )
 
 
 def require_finite(module: nn.Module) -> None:

@@ -12,6 +12,7 @@ from lipcert.layers.activation import Abs
 from lipcert.layers.affine import AffineConv2d, AffineLinear, orthogonal_start_
 from lipcert.layers.head import NormalizedHead
 from lipcert.layers.orthogonal import OrthogonalLinear
+from lipcert.layers.orthogonal_conv import OrthogonalConv2d
 from lipcert.layers.residual import ResidualConv2d, ResidualLinear
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixelwise, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.presets import model_spec
@@ -20,6 +21,16 @@ from lipcert.models.spec import ModelSpec
 # method → bound, where the names differ
 _RESIDUAL = {"cpl": "spectral", "cpl_surrogate": "spectral_surrogate", "sll_inert": "sll"}
 _AFFINE = {"sn": "spectral", "sn_surrogate": "spectral_surrogate"}
+# method → how a convolution is made orthogonal; dense layers are by Cayley, whatever their shape
+_ORTHOGONAL = {
+    "cayley": "cayley",
+    "soc": "exp",
+    "lot": "lot",
+    "eco": "eco",
+    "bro": "reflector",
+    "bcop": "bcop",
+    "orthogonal": "pixel by pixel",
+}
 
 
 def create_model(name: str, **overrides: Any) -> nn.Sequential:
@@ -35,7 +46,7 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
 def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
     backbone = nn.Sequential(*_front(spec), *_convolutions(spec), *_middle(spec), *_dense(spec))
-    width = spec.dense_hidden if spec.method in (*_AFFINE, "orthogonal") and spec.dense_layers else spec.features
+    width = spec.dense_hidden if spec.method in (*_AFFINE, *_ORTHOGONAL) and spec.dense_layers else spec.features
     if spec.init == "orthogonal":
         _start_orthogonal(backbone)
     return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
@@ -78,6 +89,15 @@ def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
         elif spec.method == "orthogonal":
             yield Pixelwise(OrthogonalLinear(spec.channels, spec.channels))
             yield Abs()
+        elif spec.method in _ORTHOGONAL:
+            yield OrthogonalConv2d(
+                spec.channels,
+                spec.channels,
+                spec.kernel_size,
+                image_size=spec.pixels,
+                method=_ORTHOGONAL[spec.method],
+            )
+            yield Abs()
         else:
             yield ResidualConv2d(
                 spec.channels,
@@ -99,7 +119,7 @@ def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
     for _ in range(spec.dense_layers):
         if spec.method in _AFFINE:
             yield AffineLinear(width, spec.dense_hidden, bound=_AFFINE[spec.method])
-        elif spec.method == "orthogonal":
+        elif spec.method in _ORTHOGONAL:
             yield OrthogonalLinear(width, spec.dense_hidden)
         else:
             yield ResidualLinear(

@@ -72,8 +72,13 @@ def _register(name: str, defaults: dict[str, Any]) -> None:
     register_model(name, lambda **overrides: ModelSpec(**{**defaults, **overrides}))
 
 
+TORUS = ("cayley", "soc", "lot", "eco", "bro", "bcop")  # their kernels cover the image: for few pixels
 for _size, _fields in _SIZES.items():
     for _method in get_args(Method):
-        _register(f"{_method}_{_size}", {"method": _method, **_fields})
+        if _method not in TORUS:
+            _register(f"{_method}_{_size}", {"method": _method, **_fields})
+        elif _size in ("nano", "tiny"):
+            _kernel = 2 if _method == "eco" else 3  # which must divide the image
+            _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel})
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})

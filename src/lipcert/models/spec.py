@@ -24,7 +24,13 @@ Method = Literal[
     "rescaled",
     "sn",
     "sn_surrogate",
-    "orthogonal",
+    "orthogonal",  # Cayley, dense, on every pixel
+    "cayley",
+    "soc",
+    "lot",
+    "eco",
+    "bro",
+    "bcop",
 ]
 
 
@@ -88,6 +94,12 @@ class ModelSpec(BaseModel):
     def block(self) -> int:
         """Height and width of the image are padded with zeros to a multiple of this."""
         return self.stem * self.pool
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Height and width of what the convolutions see."""
+        _, high, wide = self.image_shape
+        return -(-high // self.block) * self.pool, -(-wide // self.block) * self.pool
 
     @property
     def features(self) -> int:

@@ -1,0 +1,173 @@
+"""Orthogonal convolutions against the formulas of their papers, on the whole operator as one matrix in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.algebra.torus import MAPS
+from lipcert.certification.certificate import write_certificate
+from lipcert.certification.certify import certify
+from lipcert.check import check
+from lipcert.proofs.audit import chain
+from table import jacobian
+
+ROUNDING = 1e-12  # of a few hundred operations on matrices of norm 1 whose condition is at most about 100
+# Four factors of the exponential series lose 4·1.7¹³/13! = 6.4e-7; the division by a bound of the norm counts the
+# same deviation again, in the larger norm of row sums.
+CUT = 3e-6
+
+
+def circulant(kernel, image, dilation=(1, 1)):
+    """The circular correlation with centre ⌊k/2⌋ as a matrix, entry by entry from its definition."""
+    n, m, height, width = kernel.shape
+    matrix = np.zeros((n, *image, m, *image))
+    for y, x, a, b in itertools.product(*map(range, (*image, height, width))):
+        row = (y + dilation[0] * (a - height // 2)) % image[0]
+        column = (x + dilation[1] * (b - width // 2)) % image[1]
+        matrix[:, y, x, :, row, column] += kernel[:, :, a, b]
+    return matrix.reshape(n * image[0] * image[1], -1)
+
+
+def layer_and_matrix(method, channels=2, kernel=3, image=(4, 6), scale=0.3):
+    torch.manual_seed(0)
+    layer = lc.OrthogonalConv2d(channels, channels, kernel, image_size=image, method=method, bias=False).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=scale)
+    q = jacobian(layer, torch.zeros(1, channels, *image, dtype=torch.float64)).numpy()
+    return layer, q
+
+
+@pytest.mark.parametrize("kernel", [3, (2, 5), (7, 1)])  # the last goes round the image
+def test_cayley_is_the_cayley_transform_of_the_skew_operator(kernel):
+    """Trockman & Kolter (2021), Eq. 2, of the whole matrix: (I + A)⁻¹(I − A), A = W − Wᵀ."""
+    layer, q = layer_and_matrix("cayley", kernel=kernel)
+    w = circulant(layer.weight.detach().numpy(), (4, 6))
+    skew, eye = w - w.T, np.eye(len(w))
+    assert np.abs(q - np.linalg.solve(eye + skew, eye - skew)).max() <= ROUNDING
+
+
+@pytest.mark.parametrize(("method", "kernel", "dilation"), [("exp", 3, (1, 1)), ("eco", 2, (2, 3))])
+def test_exp_and_eco_are_exponentials_of_skew_operators(method, kernel, dilation):
+    """Singla & Feizi (2021), Theorem 2; Yu et al. (2022): the same for a kernel dilated to the image."""
+    layer, q = layer_and_matrix(method, kernel=kernel)
+    w = circulant(layer.weight.detach().numpy(), (4, 6), dilation)
+    exact = torch.linalg.matrix_exp(torch.from_numpy(w - w.T)).numpy()
+    assert np.abs(q - exact).max() <= CUT
+
+
+def test_lot_is_the_polar_factor():
+    """Xu et al. (2022), Eq. 3: (WWᵀ)^(−½)W, the nearest orthogonal operator."""
+    layer, q = layer_and_matrix("lot")
+    with torch.no_grad():
+        layer.weight[:, :, 1, 1] += 2 * torch.eye(2)  # well conditioned: fifteen steps then reach the limit
+    q = jacobian(layer, torch.zeros(1, 2, 4, 6, dtype=torch.float64)).numpy()
+    left, _, right = np.linalg.svd(circulant(layer.weight.detach().numpy(), (4, 6)))
+    assert np.abs(q - left @ right).max() <= ROUNDING
+
+
+def test_reflector_is_a_product_of_two_block_reflectors():
+    """Lai et al. (2025), Proposition 1: I − 2V(VᵀV)⁻¹Vᵀ, V a convolution, here for each half of the columns."""
+    layer, q = layer_and_matrix("reflector", channels=4)
+    weight = layer.weight.detach().numpy()
+    expected = np.eye(len(q))
+    for half in (weight[:, :2], weight[:, 2:]):
+        v = circulant(half, (4, 6))
+        expected = expected @ (np.eye(len(v)) - 2 * v @ np.linalg.solve(v.T @ v, v.T))
+    assert np.abs(q - expected).max() <= 1e-9  # VᵀV has a condition of up to 10⁴, and a ridge
+
+
+def test_bcop_composes_projections_and_shifts():
+    """Li et al. (2019), Section 4: H ∏ (P + (I − P)·shift), rows and columns in turn."""
+    layer, q = layer_and_matrix("bcop", channels=4, image=(4, 4), scale=1.0)
+    h = np.linalg.svd(layer.weight.detach().numpy()[:, :, 0, 0])
+    expected = np.kron(h[0] @ h[2], np.eye(16))
+    for step, basis in enumerate(layer.projections.detach().numpy()):
+        v = np.linalg.qr(basis)[0]
+        p = v @ v.T
+        shift, still = np.roll(np.eye(4), 1, axis=1), np.eye(4)
+        moved = np.kron(still, shift) if step % 2 else np.kron(shift, still)
+        expected = expected @ (np.kron(p, np.eye(16)) + np.kron(np.eye(4) - p, moved))
+    # The layer's kernel is centred: it is the product above after a shift back by one row and one column.
+    back = np.kron(np.roll(np.eye(4), -1, axis=1), np.roll(np.eye(4), -1, axis=1))
+    assert np.abs(q - expected @ np.kron(np.eye(4), back)).max() <= 1e-9
+
+
+@pytest.mark.parametrize("method", MAPS)
+@pytest.mark.parametrize(("inputs", "outputs", "stride"), [(2, 2, 1), (1, 3, 1), (3, 2, 1), (1, 5, 2), (2, 3, 2)])
+def test_rows_or_columns_are_orthonormal_whichever_are_fewer(method, inputs, outputs, stride):
+    torch.manual_seed(1)
+    kernel = 2 if method == "eco" else 1 if method == "bcop" and stride == 2 else 3 if stride == 1 else 2
+    layer = lc.OrthogonalConv2d(inputs, outputs, kernel, image_size=4, method=method, stride=stride).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    if method == "lot":
+        nn.init.dirac_(layer.weight)  # fifteen steps are not enough for every random weight
+    q = jacobian(layer, torch.zeros(1, inputs, 4, 4, dtype=torch.float64))
+    gram = q @ q.mT if q.shape[0] <= q.shape[1] else q.mT @ q
+    assert (gram - torch.eye(len(gram))).abs().max() <= (2 * CUT if method in ("exp", "eco") else 1e-9)
+
+
+@pytest.mark.parametrize("method", MAPS)
+def test_a_network_of_them_is_proved_certified_and_checked(method, tmp_path):
+    torch.manual_seed(2)
+    kernel = 2 if method == "eco" else 3
+    network = nn.Sequential(
+        lc.OrthogonalConv2d(1, 6, kernel, image_size=(8, 12), method=method, stride=2),
+        lc.MaxMin(),
+        lc.OrthogonalResidualConv2d(6, 4, kernel, image_size=(4, 6), method=method),
+        lc.OrthogonalConv2d(6, 3, kernel, image_size=(4, 6), method=method),
+        nn.Flatten(),
+        lc.NormalizedHead(72, 5),
+    )
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    images = torch.randint(0, 256, (12, 1, 8, 12), dtype=torch.uint8)
+    x = images.float() / 255
+    frozen = lc.freeze(network)
+    assert (frozen(x) - network(x)).abs().max() <= 1e-4  # float32 transforms of images of norm 10
+    links = chain(frozen, (1, 8, 12))
+    proved = [(part.method, part.lipschitz) for part in links.parts if "conv" in part.op]
+    assert len(proved) == 3
+    assert all(how == "torus" and 0.9 < constant <= 1 for how, constant in proved)
+    result = certify(links, x, frozen(x).argmax(dim=1))
+    assert check(write_certificate(tmp_path, links, frozen, images, result)).ok
+
+
+def test_a_kernel_that_is_orthogonal_on_its_image_is_not_with_zeros_around_it():
+    """Why the size of the image is part of the layer."""
+    _, q = layer_and_matrix("cayley", scale=1.0)
+    layer, _ = layer_and_matrix("cayley", scale=1.0)
+    kernel = layer.kernel().detach()
+    conv = nn.Conv2d(2, 2, tuple(kernel.shape[2:]), padding=[k // 2 for k in kernel.shape[2:]], bias=False).double()
+    with torch.no_grad():
+        conv.weight.copy_(kernel)
+    other = jacobian(conv, torch.zeros(1, 2, 9, 9, dtype=torch.float64)).numpy()
+    assert np.linalg.norm(q, 2) <= 1 + ROUNDING
+    assert np.linalg.norm(other, 2) > 1.05
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"method": "qr"}, ValueError, "method"),
+        ({"stride": 3}, ValueError, "stride must divide"),
+        ({"method": "eco", "kernel_size": 3}, lc.NotCertified, "its kernel divides"),
+        ({"method": "bcop", "kernel_size": 2}, ValueError, "odd side"),
+        ({"method": "bcop", "kernel_size": (1, 3)}, ValueError, "odd side"),
+    ],
+)
+def test_what_has_no_orthogonal_kernel_is_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        lc.OrthogonalConv2d(2, 2, **{"kernel_size": 3, "image_size": 4, **options})
+
+
+def test_another_image_is_refused():
+    layer = lc.OrthogonalConv2d(2, 2, image_size=4)
+    for shape in ((1, 2, 5, 5), (1, 3, 4, 4), (2, 16)):
+        with pytest.raises(ValueError, match="image_size is part of it"):
+            layer(torch.zeros(shape))
+    assert torch.equal(layer(torch.ones(2, 4, 4)), layer(torch.ones(1, 2, 4, 4))[0])
