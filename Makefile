@@ -24,7 +24,7 @@ demo: .venv/core ## train, prove, check, attack and report a network on the embe
 	$(BIN)/lipcert demo
 
 test: lint types ## lint, types and every test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev ## format and lint, without changing anything
 	$(BIN)/ruff format --check .

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipcert.layers.activation import Abs
+from lipcert.layers.activation import Abs, Householder, MaxMin
 from lipcert.layers.affine import AffineConv2d, AffineLinear, orthogonal_start_
 from lipcert.layers.head import NormalizedHead
 from lipcert.layers.orthogonal import OrthogonalLinear
 from lipcert.layers.orthogonal_conv import OrthogonalConv2d
 from lipcert.layers.residual import ResidualConv2d, ResidualLinear
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixelwise, ScaledAvgPool2d, SpaceToDepth
-from lipcert.models.presets import model_spec
+from lipcert.models.presets import TORUS, model_spec
 from lipcert.models.spec import ModelSpec
 
 # method → bound, where the names differ
@@ -25,6 +25,7 @@ _AFFINE = {"sn": "spectral", "sn_surrogate": "spectral_surrogate"}
 _ORTHOGONAL = {
     "cayley": "cayley",
     "soc": "exp",
+    "soc_plus": "exp",
     "lot": "lot",
     "eco": "eco",
     "bro": "reflector",
@@ -85,10 +86,10 @@ def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
                 padding=spec.kernel_size // 2,
                 bound=_AFFINE[spec.method],
             )
-            yield Abs()
+            yield _between(spec, spec.channels)
         elif spec.method == "orthogonal":
             yield Pixelwise(OrthogonalLinear(spec.channels, spec.channels))
-            yield Abs()
+            yield _between(spec, spec.channels)
         elif spec.method in _ORTHOGONAL:
             yield OrthogonalConv2d(
                 spec.channels,
@@ -97,7 +98,7 @@ def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
                 image_size=spec.pixels,
                 method=_ORTHOGONAL[spec.method],
             )
-            yield Abs()
+            yield _between(spec, spec.channels)
         else:
             yield ResidualConv2d(
                 spec.channels,
@@ -129,5 +130,12 @@ def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
                 activation=spec.activation,
             )
             continue
-        yield Abs()
+        yield _between(spec, spec.dense_hidden)
         width = spec.dense_hidden
+
+
+def _between(spec: ModelSpec, channels: int) -> nn.Module:
+    """What follows an affine layer: it keeps the norm of each number, or of each pair."""
+    if spec.method == "soc_plus":
+        return Householder(channels)
+    return MaxMin() if spec.method in TORUS else Abs()

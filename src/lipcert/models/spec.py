@@ -27,6 +27,7 @@ Method = Literal[
     "orthogonal",  # Cayley, dense, on every pixel
     "cayley",
     "soc",
+    "soc_plus",  # with Householder activations
     "lot",
     "eco",
     "bro",
