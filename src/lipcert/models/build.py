@@ -15,7 +15,7 @@ from lipcert.layers.orthogonal import OrthogonalLinear
 from lipcert.layers.orthogonal_conv import OrthogonalConv2d
 from lipcert.layers.residual import ResidualConv2d, ResidualLinear
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixelwise, ScaledAvgPool2d, SpaceToDepth
-from lipcert.models.presets import TORUS, model_spec
+from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
 
 # method → bound, where the names differ
@@ -135,7 +135,7 @@ def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
 
 
 def _between(spec: ModelSpec, channels: int) -> nn.Module:
-    """What follows an affine layer: it keeps the norm of each number, or of each pair."""
+    """What follows an affine layer: MaxMin keeps the norm of each pair; |x| where one would be left over."""
     if spec.method == "soc_plus":
         return Householder(channels)
-    return MaxMin() if spec.method in TORUS else Abs()
+    return Abs() if channels % 2 else MaxMin()
