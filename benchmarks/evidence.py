@@ -98,6 +98,24 @@ def attacked_block(path: Path) -> str:
     return f"{table}\n\n`{record['command']}`, {record['examples']} images → `{path.relative_to(ROOT)}`"
 
 
+def reproduced_block(path: Path) -> str:
+    """Our rows of a table of the paper, below the paper's first of the same group."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    columns, first = record["columns"], {}
+    for row in record["rows"]:
+        if row["paper"]:
+            first.setdefault((row["data"], row["group"]), (f"{row['model']}, paper", row["paper"]))
+    lines = []
+    for row in record["rows"]:
+        if row["ours"]:
+            ours = (f"{row['model']}, ours", {c: row["ours"][c]["mean"] for c in columns})
+            for name, values in filter(None, (first.get((row["data"], row["group"])), ours)):
+                cells = ("–" if values[c] is None else f"{values[c]:.1f}" for c in columns)
+                lines.append([row["group"], name, *cells])
+    head = [record["stubs"][0], "network", *columns]
+    return f"{markdown_table(head, lines)}\n\n`{record['command']}` → `{path.relative_to(ROOT)}`"
+
+
 def measure_steps() -> dict:
     """CPU seconds of a training step of each method, side by side on one thread."""
     methods = ("sll", "sn", "sn_surrogate", "cpl", "cpl_surrogate")
@@ -126,6 +144,8 @@ def blocks() -> dict[str, str]:
     for path in (ROOT / "results/comparison").glob("*.json"):
         found[f"comparison-{path.stem}"] = comparison_block(path)
         found[f"rates-{path.stem}"] = rates_block(path)
+    for path in (ROOT / "results/reproduced").glob("*.json"):
+        found[f"reproduced-{path.stem}"] = reproduced_block(path)
     found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
     return found
 
@@ -186,6 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
     parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
+    parser.add_argument("--reproduced", type=Path, help="a folder of lipcert reproduce")
     parser.add_argument("--steps", type=Path, help="measure training steps into this file")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", action="store_true", help="write the pages anew")
@@ -196,6 +217,10 @@ def main() -> None:
         write_json(arguments.steps, measure_steps())
     if arguments.collect:
         write_json(arguments.out, collect(arguments.collect))
+    if arguments.reproduced:
+        record = json.loads((arguments.reproduced / "table.json").read_text(encoding="utf-8"))
+        command = f"lipcert reproduce {record['table']} --scale {record['scale']} --seeds {record['seeds']}"
+        write_json(arguments.out, {"command": command, **record})
     if arguments.attacked:
         write_json(arguments.out.with_suffix(".json"), json.loads((arguments.attacked / "attack.json").read_text()))
         rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
