@@ -240,7 +240,7 @@ class Coarse(nn.Module):
 
 class Viewing(nn.Module):
     def forward(self, x):
-        return x.view(len(x), -1)[:, :10]
+        return x.view(x.shape[0], -1)[:, :10]
 
 
 @pytest.mark.parametrize("own", [nn.Identity, Viewing])
@@ -254,6 +254,22 @@ def test_the_fast_copy_is_the_same_function_with_gradients_in_the_usual_order(ow
     assert ours.is_contiguous()
     assert (fast(x) - network(x)).abs().max() <= 200 * 2.0**-24 * 4  # sums of at most 72 products, entries below 4
     assert (ours - theirs).abs().max() <= 2000 * 2.0**-24 * 4
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(1, 2, 3), Viewing())),
+        nn.Sequential(nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten()),
+    ],
+    ids=["traced", "3-d"],
+)
+def test_networks_that_mind_the_order_of_channels_are_attacked_all_the_same(network):
+    torch.manual_seed(0)
+    images = torch.rand(3, 1, 8, 8)
+    labels = network(images).argmax(dim=1)
+    result = lc.attack(network, images, labels, eps=0.5, method="pgd")
+    assert (result.points - images).flatten(1).norm(dim=1).max() <= 0.5
 
 
 def test_float64_decides_and_not_float32():

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 import lipcert as lc
+from lipcert import check as checker
 from lipcert.algebra.torus import MAPS
 from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import certify
 from lipcert.check import check
 from lipcert.proofs.audit import chain
+from lipcert.verified import convolution
 from table import jacobian
 
 ROUNDING = 1e-12  # of a few hundred operations on matrices of norm 1 whose condition is at most about 100
@@ -157,6 +159,7 @@ def test_a_kernel_that_is_orthogonal_on_its_image_is_not_with_zeros_around_it():
         ({"stride": 3}, ValueError, "stride must divide"),
         ({"method": "eco", "kernel_size": 3}, lc.NotCertified, "its kernel divides"),
         ({"method": "bcop", "kernel_size": 2}, ValueError, "odd side"),
+        ({"method": "bcop", "kernel_size": 11}, ValueError, "at most once"),
         ({"method": "bcop", "kernel_size": (1, 3)}, ValueError, "odd side"),
     ],
 )
@@ -171,3 +174,46 @@ def test_another_image_is_refused():
         with pytest.raises(ValueError, match="image_size is part of it"):
             layer(torch.zeros(shape))
     assert torch.equal(layer(torch.ones(2, 4, 4)), layer(torch.ones(1, 2, 4, 4))[0])
+
+
+@pytest.mark.parametrize("method", MAPS)
+def test_a_layer_in_float64_is_frozen_in_float32(method):
+    kernel = 2 if method == "eco" else 3
+    layer = lc.OrthogonalResidualConv2d(1, 2, kernel, image_size=4, method=method).double()
+    frozen = lc.freeze(layer)
+    assert frozen(torch.zeros(1, 1, 4, 4)).dtype == torch.float32
+    (link,) = chain(frozen, (1, 4, 4)).parts
+    assert link.lipschitz == 1.0
+
+
+def test_no_images_are_no_error():
+    for layer in (lc.OrthogonalConv2d(2, 3, image_size=4), lc.OrthogonalResidualConv2d(2, 3, image_size=4)):
+        assert layer(torch.zeros(0, 2, 4, 4)).shape[0] == 0
+
+
+def test_where_no_proof_reaches_nothing_is_frozen(monkeypatch):
+    """The norm on the plane is another operator's: dividing by it would be sound, and not the layer."""
+    monkeypatch.setattr(convolution, "MANY_ANGLES", 3)
+    with pytest.raises(lc.NotCertified, match="each frequency"):
+        lc.freeze(lc.OrthogonalConv2d(1, 1, image_size=4))
+    lc.freeze(lc.OrthogonalConv2d(1, 1, image_size=4, method="bcop"))
+
+
+@pytest.mark.parametrize("image", [(64, 4), (2, 100)])
+def test_a_kernel_as_large_as_a_large_image_is_checked(image, tmp_path):
+    torch.manual_seed(3)
+    network = nn.Sequential(
+        lc.OrthogonalConv2d(1, 1, image_size=image), nn.Flatten(), lc.NormalizedHead(image[0] * image[1], 2)
+    )
+    images = torch.randint(0, 256, (3, 1, *image), dtype=torch.uint8)
+    frozen = lc.freeze(network)
+    links = chain(frozen, (1, *image))
+    result = certify(links, images.float() / 255, frozen(images.float() / 255).argmax(dim=1))
+    assert check(write_certificate(tmp_path, links, frozen, images, result)).ok
+
+
+def test_room_is_left_for_the_checker_where_its_grid_is_coarser():
+    """63 taps: our grid has 992 points, the checker's at most 512."""
+    kernel = np.random.default_rng(0).standard_normal((1, 1, 1, 63))
+    found = convolution.by_grid_too(convolution.conv_norm_bound(kernel), kernel, 1)
+    assert checker.norm_squared(kernel[None], found.value**2) <= found.value**2

@@ -39,7 +39,7 @@ ROUND = 1 + 2.0**-48  # = 1 + 32u: makes up for 30 roundings of sums, products, 
 TEXT = 2**26  # bytes of JSON that are read
 LIMIT = 2**26  # numbers that one layer may hold for one input, or one matrix of a proof
 BATCH = 2**24  # numbers that one layer may hold for a batch of more than one
-KERNEL = 64  # largest side of a kernel
+KERNEL = 257  # largest side of a kernel: an orthogonal one covers its image
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
 HUGE = 2.0**500  # a layer whose values may exceed this proves nothing: below it, nothing overflows
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
@@ -360,7 +360,7 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> floa
 
     def worst_of(frequencies: NDArray[np.int64], order: int, shrink: float) -> float:  # in units of 1/order
         worst = 0.0
-        for part in chunks(len(frequencies), max(1, BATCH // (16 * groups * n * c))):
+        for part in chunks(len(frequencies), max(1, BATCH // (16 * groups * n * c + 4 * taps))):
             angle = frequencies[part] @ grid(kh, kw).T % order  # (part, taps), exact
             real, imaginary = (flat @ table[angle].T for table in circle(order))  # (groups, n, c, part)
             matrix = np.concatenate(

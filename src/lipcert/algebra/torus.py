@@ -58,6 +58,8 @@ def kernel_of(symbols: Tensor, torus: Size, dilation: Size = (1, 1)) -> Tensor: 
 def apply(matrices: Tensor, x: Tensor) -> Tensor:  # (frequencies, n, m), (N, m, H, W) → (N, n, H, W)
     """The circular convolution with these symbols."""
     size = x.shape[-2:]
+    if not len(x):  # which no transform takes
+        return x.new_zeros(0, matrices.shape[1], *size)
     spectrum = torch.fft.rfft2(x)
     moved = matrices @ spectrum.flatten(2).permute(2, 1, 0)
     return torch.fft.irfft2(moved.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size)

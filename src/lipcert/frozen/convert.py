@@ -127,21 +127,31 @@ def _conv(layer: affine.AffineConv2d) -> nn.Module:
 
 def _orthogonal_conv(layer: orthogonal_conv.OrthogonalConv2d) -> nn.Module:
     kernel = copy.deepcopy(layer).double().kernel()
-    weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.inner).value)
+    weight = contraction(kernel, lambda w: _on_torus(convolution.conv_norm_bound(w, torus=layer.inner), layer))
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
     conv = plain_conv2d(weight, layer.bias, padding=padding, padding_mode="circular")
     return conv if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), conv)
 
 
+def _on_torus(bound: dense.Bound, layer: orthogonal_conv.OrthogonalConv2d | Any) -> float:
+    """The bound, refused where it is of another operator: on the plane only ``bcop`` is orthogonal."""
+    if bound.method != "torus" and layer.method != "bcop":
+        raise NotCertified(
+            "an orthogonal convolution must be small enough to be proved at each frequency of its image; got "
+            f"{tuple(layer.weight.shape[:2])} channels on {layer.inner}. Use fewer, a smaller image, or bcop."
+        )
+    return bound.value
+
+
 def _orthogonal_residual(layer: orthogonal_conv.OrthogonalResidualConv2d) -> nn.Module:
     ones = torch.ones(layer.hidden, device=layer.weight.device)
 
-    def norm(kernel: np.ndarray) -> float:  # a hair above √ρ, so that ρ of the result is at most 1
-        rho = convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner).value
-        return math.sqrt(rho) * (1 + 2.0**-50)
+    def norm(kernel: np.ndarray) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
+        rho = _on_torus(convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner), layer)
+        return math.sqrt(rho) * (1 + 2.0**-30)
 
     weight = contraction(copy.deepcopy(layer).double().kernel(), norm)
-    bias = scaled_bias(layer.bias, ones[0], ones)
+    bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
     parts = (weight, ones, bias, layer.activation, None)
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
     return FrozenResidualConv2d(*parts, padding=padding, padding_mode="circular")

@@ -59,6 +59,11 @@ class _OnTorus(LipschitzLayer, abc.ABC):
                 f"method 'eco' needs an image that its kernel divides; got a kernel {self.kernel_size} on {inner}. "
                 "Use kernel_size=2 or 4, or another method."
             )
+        if method == "bcop" and any(k // 2 > size for k, size in zip(self.kernel_size, inner, strict=True)):
+            raise ValueError(
+                f"method 'bcop' needs a kernel that goes round the image at most once; got {self.kernel_size} on "
+                f"{inner} after the stride. Use a smaller one."
+            )
         if method == "bcop" and (self.kernel_size[0] != self.kernel_size[1] or self.kernel_size[0] % 2 == 0):
             raise ValueError(
                 f"method 'bcop' needs a square kernel with an odd side; got {self.kernel_size}. Use kernel_size=3."
@@ -92,7 +97,7 @@ class _OnTorus(LipschitzLayer, abc.ABC):
         return block_composition(matrix, at_least_float32(self.projections), MAPS["bcop"])
 
     def matrices(self) -> Tensor:  # (frequencies, rows, columns), complex
-        """Q at half of the frequencies, of norm at most 1."""
+        """Q at half of the frequencies, of norm at most 1 but for rounding."""
         if self.method == "bcop":
             made = symbols(self.composed(), self.torus)
         else:

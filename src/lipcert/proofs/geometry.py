@@ -81,7 +81,7 @@ class Geometry:
         )
 
     def torus(self, image: tuple[int, int]) -> tuple[int, int] | None:
-        """The circular image in strides, where its frequencies are the only ones; None with zero padding."""
+        """The circular image in strides, where its frequencies are the only ones; None with zeros or a dilation."""
         if self.padding_mode != "circular" or self.dilation != (1, 1):
             return None
         (high, wide), (s1, s2) = image, self.proved_stride(image)

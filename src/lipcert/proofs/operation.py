@@ -143,7 +143,7 @@ def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None)
 
 
 def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, block: int | None) -> Operation:
-    """The convolution of ``nn.Conv2d``, its constant that of the infinite image."""
+    """The convolution of ``nn.Conv2d``, its constant that of the infinite image, or of its circular one."""
     image, kernel = (shape[1], shape[2]), array(weight)
     stride = geometry.proved_stride(image)
     norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups, geometry.torus(image))

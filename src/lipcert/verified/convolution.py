@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lipcert.errors import NotCertified, pair, positive_int
 from lipcert.verified.dense import Bound, best, per_row, positive_row_sums, sqrt_up, weighted_rho
-from lipcert.verified.grid import symbol_bound
+from lipcert.verified.grid import choose_oversampling, grid_points, symbol_bound
 from lipcert.verified.rounding import Array, ldexp_up, real
 from lipcert.verified.rowsums import largest_up, nonnegative_norm_up, overlaps
 from lipcert.verified.scale import scaled_rows
@@ -200,15 +200,18 @@ def by_grid_too(
 ) -> Bound:
     """A bound that the checker can prove as well, whose only method without a witness is a grid of frequencies.
 
-    Row sums may be exact where a grid is not: then the loss of the grid, ∏ 1/cos(π(k − 1)/2N), is added. N is the
-    finest that the checker takes, at most 512; ``power`` is 1 for a norm and 2 for its square.
+    Row sums may be exact where a grid is not, and our grid finer than its own: then the loss of the checker's,
+    ∏ 1/cos(π(k − 1)/2N), is added. N is the finest that it takes, at most 512; ``power`` is 1 for a norm and 2 for
+    its square.
     """
-    groups, n, rows, *taps = polyphase(kernel, stride, dilation, groups).shape
-    if bound.method != "row sums" or max(taps) == 1:
+    groups, n, rows, *taps = shape = polyphase(kernel, stride, dilation, groups).shape
+    if bound.method not in ("row sums", "grid") or max(taps) == 1:
         return bound
     points, least = 512, 4 * max(taps)
     while points // 2 >= least and points * (points // 2 + 1) * groups * min(n, rows) * n * rows > 2**35:
         points //= 2
+    if bound.method == "grid" and grid_points(max(taps) - 1, choose_oversampling(shape)) <= points:
+        return bound
     loss = math.prod(math.cos(math.pi * (k - 1) / (2 * max(points, least))) for k in taps)
     return Bound(bound.value / loss**power * (1 + 2.0**-40), bound.method)
 

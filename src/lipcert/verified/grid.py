@@ -69,7 +69,7 @@ def symbol_bound(
         counts, loss = torus, 1.0
     frequencies = half_grid(counts)
     search = _Search(margin=1e-4 * (1.0 - loss) + 8 * min(n, rows) * U64)
-    block = max(1, ENTRIES // columns[..., 0, 0].size)
+    block = max(1, min(ENTRIES // columns[..., 0, 0].size, 2**22 // (height * width)))
     largest = 0.0
     for start in range(0, frequencies.shape[1], block):
         stack = _symbols(columns, frequencies[:, start : start + block], counts)
