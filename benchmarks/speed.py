@@ -165,7 +165,7 @@ CONV = [
     (64, 64, 8, 256),
     (128, 128, 8, 64),
 ]
-DEPTHS = (2, 4, 8)
+DEPTHS = (2, 4)
 CASES: dict[str, Case] = {
     **{f"dense-{m}x{n}-b{b}": (lambda m=m, n=n: dense(m, n), (b, m)) for m, n, b in DENSE},
     **{f"dense-1024x1024-b256-deep{d}": (lambda d=d: deep(dense(1024, 1024), d), (256, 1024)) for d in DEPTHS},

@@ -22,13 +22,14 @@ def test_the_page_shows_what_the_results_hold():
     assert page.split("<!-- scaling:begin -->\n")[1].split("\n<!-- scaling:end -->")[0] == cost.tables(RECORD)
 
 
-def test_the_speed_page_shows_what_the_results_hold():
-    spec = importlib.util.spec_from_file_location("speed", ROOT / "benchmarks" / "speed.py")
-    speed = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(speed)
+@pytest.mark.parametrize(("name", "made"), [("speed", "tables"), ("pipeline", "page")])
+def test_the_speed_page_shows_what_the_results_hold(name, made, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module(name)
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    record = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
-    assert page.split("<!-- speed:begin -->\n")[1].split("\n<!-- speed:end -->")[0] == speed.tables(record)
+    record = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    shown = page.split(f"<!-- {name}:begin -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
+    assert shown == getattr(module, made)(record)
 
 
 def test_the_times_follow_from_the_counts():
