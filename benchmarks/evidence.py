@@ -143,7 +143,8 @@ def blocks() -> dict[str, str]:
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     for path in (ROOT / "results/comparison").glob("*.json"):
         found[f"comparison-{path.stem}"] = comparison_block(path)
-        found[f"rates-{path.stem}"] = rates_block(path)
+        if json.loads(path.read_text(encoding="utf-8"))["rates"]:  # none where a single rate was given
+            found[f"rates-{path.stem}"] = rates_block(path)
     for path in (ROOT / "results/reproduced").glob("*.json"):
         found[f"reproduced-{path.stem}"] = reproduced_block(path)
     found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
@@ -226,7 +227,7 @@ def main() -> None:
         rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
         write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
     if arguments.docs:
-        for name in ("README.md", "docs/results.md", "docs/compare.md"):
+        for name in ("README.md", "docs/results.md", "docs/compare.md", "docs/speed.md"):
             path = ROOT / name
             path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
         import vl_convert
