@@ -133,7 +133,9 @@ def _orthogonal_conv(layer: orthogonal_conv.OrthogonalConv2d) -> nn.Module:
     return conv if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), conv)
 
 
-def _on_torus(bound: dense.Bound, layer: orthogonal_conv.OrthogonalConv2d | Any) -> float:
+def _on_torus(
+    bound: dense.Bound, layer: orthogonal_conv.OrthogonalConv2d | orthogonal_conv.OrthogonalResidualConv2d
+) -> float:
     """The bound, refused where it is of another operator: on the plane only ``bcop`` is orthogonal."""
     if bound.method != "torus" and layer.method != "bcop":
         raise NotCertified(
