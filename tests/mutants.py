@@ -25,7 +25,12 @@ import lipcert as lc
 from lipcert import check as checker
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.certification.certificate import write_certificate
-from lipcert.frozen import FrozenResidualConv2d, FrozenResidualLinear, plain_linear
+from lipcert.frozen import (
+    FrozenHouseholder,
+    FrozenResidualConv2d,
+    FrozenResidualLinear,
+    plain_linear,
+)
 from lipcert.proofs.audit import chain
 
 RELU = SLOPE_RESTRICTED["relu"]
@@ -467,6 +472,22 @@ def overlapping_maximum():
     y[0, 2, 2] = 1.0
     layer = nn.MaxPool2d(3, stride=1)
     return Case(layer, (1, 5, 5), 1.0, quotient(layer, x, y))
+
+
+@mutant("a sandwich layer as its residual, A and B each orthonormal on its own", LISTED, "REFUTED")
+def sandwich_of_orthonormals():
+    a = b = orthonormal(5, 4, seed=1)
+    weight = torch.cat([b, -a], dim=1).float()  # rows of norm √2 where AAᵀ + BBᵀ = I would have 1
+    layer = FrozenResidualLinear(weight, torch.ones(4), torch.full((4,), 9.0), RELU, None)
+    matrix = matrix_of(copy.deepcopy(layer).double(), (10,))
+    return Case(layer, (10,), 1.0, norm(matrix[5:, :5]))  # from x to what takes the place of the zeros behind it
+
+
+@mutant("a reflection by a vector that is too long", LISTED, "REFUTED")
+def long_reflection():
+    layer = FrozenHouseholder(torch.tensor([0.9, 0.6]), torch.tensor([0.6, -0.9]), 1)
+    x = torch.tensor([[-0.9, -0.6, 0.0, 0.0]], dtype=torch.float64)
+    return Case(layer, (4,), 1.0, float(torch.linalg.vector_norm(copy.deepcopy(layer).double()(x)) / x.norm()))
 
 
 @mutant("division by std ignored", 12, "PROVED")

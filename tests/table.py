@@ -97,6 +97,21 @@ def _entries() -> Iterator[tuple[str, Entry]]:
                 3, h, 2 if t == "eco" else 3, image_size=4, method=t
             )
             yield f"residual-orthogonal-conv-{method}-{hidden}", Entry(make, (3, 4, 4))
+    for activation in SLOPE_RESTRICTED:
+        make = lambda a=activation: lc.SandwichLinear(5, 4, activation=a)  # noqa: E731
+        yield f"sandwich-linear-{activation}", Entry(make, (5,))
+        make = lambda a=activation: lc.SandwichConv2d(2, 3, 3, image_size=4, activation=a)  # noqa: E731
+        yield f"sandwich-conv-{activation}", Entry(make, (2, 4, 4))
+        make = lambda a=activation: lc.GeneralConv2d(2, 3, 4, 3, activation=a)  # noqa: E731
+        yield f"general-conv-{activation}", Entry(make, (2, 4, 4))
+    yield "sandwich-linear-wider", Entry(lambda: lc.SandwichLinear(2, 7), (2,))
+    yield "sandwich-conv-strided", Entry(lambda: lc.SandwichConv2d(1, 2, 2, image_size=(4, 6), stride=2), (1, 4, 6))
+    for bound in CONVOLUTIONAL:
+        for mode, kernel, out in (("zeros", 3, 2), ("circular", (1, 3), 7)):
+            make = lambda b=bound, p=mode, k=kernel, o=out: lc.GeneralConv2d(  # noqa: E731
+                2, 3, o, k, padding_mode=p, bound=b
+            )
+            yield f"general-conv-{bound}-{mode}", Entry(make, (2, 4, 5))
     yield "head", Entry(lambda: lc.NormalizedHead(6, 4), (6,), math.sqrt(4))
     yield "convex", Entry(lambda: lc.ConvexCombination(lc.ResidualLinear(4, 3), lc.AffineLinear(4, 4)), (4,))
     yield "scale", Entry(lambda: lc.Scale(-2.5), (4,), 2.5)
@@ -142,7 +157,10 @@ def _active(layer: nn.Module) -> None:
     """Random weights, every neuron on the steep side: the pattern in which a residual can exceed 1 most."""
     _fill(layer, lambda w: w, lambda v: v)
     for module in layer.modules():
-        if isinstance(module, lc.ResidualLinear | lc.ResidualConv2d | lc.GeneralLinear) and module.bias is not None:
+        if (
+            isinstance(module, lc.ResidualLinear | lc.ResidualConv2d | lc.GeneralLinear | lc.GeneralConv2d)
+            and module.bias is not None
+        ):
             steep = 0.0 if module.activation.name in ("tanh", "sigmoid") else 30.0
             nn.init.constant_(module.bias, steep)
 

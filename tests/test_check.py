@@ -131,6 +131,12 @@ class Draft:
         self.explicit[-1] = (matrix, out, gamma, bias)
         return self
 
+    def householder(self, length=1 - 2.0**-20):
+        angle = self.rng.uniform(0, 2 * np.pi, self.shape[0] // 2)
+        first, second = (np.asarray(length * f(angle), np.float32) for f in (np.cos, np.sin))
+        constant = max(1.0, 2 * length**2 * (1 + 1e-6) - 1)
+        return self.add("householder", constant, first=self.tensor(first), second=self.tensor(second))
+
     def linear(self, k):
         weight, bias = self.noise(k, *self.shape, scale=0.5), self.noise(k, scale=0.1)
         norm = float(np.linalg.norm(weight.astype(float), 2)) * (1 + 1e-9)
@@ -185,6 +191,15 @@ class Draft:
                 z = np.concatenate([b[:, ::-1] if op == "max_min" else b for b in blocks], axis=1)
             elif op == "scale":
                 z = z * dtype(float.fromhex(layer["factor"]))
+            elif op == "take_channels":
+                z = np.stack([z[:, i] for i in range(layer["first"], layer["first"] + layer["count"])], axis=1)
+            elif op == "householder":  # one pair after the other
+                pieces = []
+                for i, (a, b) in enumerate(zip(get("first"), get("second"), strict=True)):
+                    dot = a * z[:, 2 * i] + b * z[:, 2 * i + 1]
+                    low = np.where(dot < 0, dot, 0)
+                    pieces += [z[:, 2 * i] - 2 * a * low, z[:, 2 * i + 1] - 2 * b * low]
+                z = np.stack(pieces, axis=1)
             else:
                 matrix, out, gamma, bias = explicit
                 matrix, spread = matrix.astype(dtype), math.prod(out)
@@ -212,6 +227,11 @@ class Draft:
             return g(math.prod(layer["kernel"]) + 2, u) * lipschitz * z
         if op == "scale":
             return g(1, u) * lipschitz * z
+        if op == "householder":
+            longest = np.hypot(*(self.tensors[layer[key]].astype(float) for key in ("first", "second"))).max()
+            first = g(3, u) * longest * z
+            v = longest * z + first
+            return 2 * (1 + u) * longest * (first + u * v) + g(5, u) * (z + 2 * (1 + u) * longest * v)
         if explicit is None:
             return 0 * z
         matrix, out, gamma, bias = (np.asarray(v, dtype=float) for v in explicit)
@@ -362,13 +382,28 @@ def binary_network(seed=2):
     return draft.finish()
 
 
+def reflected_network(seed=4):
+    rng = np.random.default_rng(seed)
+    draft = Draft(seed, [3, 5, 4], rng.standard_normal((12, 3, 5, 4)).astype(np.float32), None)
+    draft.conv(6).householder().add("pad_channels", channels=10, shape=(10, 5, 4)).residual_conv(7)
+    draft.add("take_channels", first=6, count=4, shape=(4, 5, 4)).householder(1.5).add("flatten", shape=(80,))
+    draft.linear(8).householder().add("take_channels", first=1, count=6, shape=(6,)).linear(3)
+    return draft.finish()
+
+
 def affine_network(seed=3):
     rng = np.random.default_rng(seed)
     draft = Draft(seed, [9], rng.standard_normal((12, 9)).astype(np.float32), None)
     return draft.linear(4).finish()
 
 
-NETWORKS = {"sll": sll_network, "conv": conv_network, "binary": binary_network, "affine": affine_network}
+NETWORKS = {
+    "sll": sll_network,
+    "conv": conv_network,
+    "binary": binary_network,
+    "affine": affine_network,
+    "reflected": reflected_network,
+}
 DRAFTS = {}
 
 
@@ -694,6 +729,28 @@ def test_false_certificates_are_refuted(name, tmp_path, capsys):
     path = draft.save(tmp_path / "c")
     assert verdict(path, capsys) == 1
     assert any(text.startswith(reason) for text in checker.check(path).refuted)
+
+
+REFLECTED = {  # mutation → exit code
+    "a longer vector": (set_tensor("householder", "first", 0, 1.2), 1),
+    "a claim below a long vector's constant": (set_layer("householder", 1, lipschitz=(3.4).hex()), 1),
+    "other channels": (set_layer("take_channels", first=5), 1),
+    "channels past the end": (set_layer("take_channels", first=7), 2),
+    "a negative start": (set_layer("take_channels", first=-1), 2),
+    "no channels": (set_layer("take_channels", count=0), 2),
+    "start true": (set_layer("take_channels", first=True), 2),
+    "a vector too few": (lambda d: d.tensors.update({d.layers[1]["first"]: np.ones(2, np.float32)}), 2),
+    "a vector not finite": (set_tensor("householder", "second", 0, np.nan), 2),
+    "an odd number of channels": (set_layer("take_channels", first=6, count=3), 2),
+}
+
+
+@pytest.mark.parametrize("name", REFLECTED)
+def test_reflections_and_taken_channels_are_checked(name, tmp_path, capsys):
+    draft = draft_of("reflected")
+    mutate, code = REFLECTED[name]
+    mutate(draft)
+    assert verdict(draft.save(tmp_path / "c"), capsys) == code
 
 
 def test_the_strided_lags_of_an_affine_convolution_are_no_bound(tmp_path):

@@ -69,10 +69,23 @@ def beyond_the_format():
     parts = [
         nn.Flatten(),
         lc.ResidualLinear(16, 8, activation="tanh"),
-        lc.Householder(16),
-        lc.GeneralLinear(16, 8, 4),
+        lc.SandwichLinear(16, 8, activation="tanh"),
+        lc.GeneralLinear(8, 8, 4),
     ]
     return randomised(nn.Sequential(*parts)), (4, 4)
+
+
+def theorem_4():
+    parts = [
+        lc.GeneralConv2d(2, 3, 4),
+        lc.SandwichConv2d(4, 6, 3, image_size=4),
+        lc.Householder(6),
+        nn.Flatten(),
+        lc.SandwichLinear(96, 10),
+        lc.Householder(10),
+        lc.GeneralLinear(10, 6, 5),
+    ]
+    return randomised(nn.Sequential(*parts)), (2, 4, 4)
 
 
 IN_FORMAT = {
@@ -81,6 +94,7 @@ IN_FORMAT = {
     "orthogonal": preset("orthogonal_nano"),
     "cpl": preset("cpl_nano"),
     "convolutions": convolutions,
+    "theorem 4": theorem_4,
 }
 NETWORKS = {**IN_FORMAT, "beyond the format": beyond_the_format}
 

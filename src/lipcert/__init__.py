@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.affine import AffineLinear as AffineLinear
     from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
     from lipcert.layers.contract import lipschitz_bound as lipschitz_bound
+    from lipcert.layers.general import GeneralConv2d as GeneralConv2d
     from lipcert.layers.general import GeneralLinear as GeneralLinear
     from lipcert.layers.head import NormalizedHead as NormalizedHead
     from lipcert.layers.orthogonal import OrthogonalLinear as OrthogonalLinear
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.orthogonal_conv import OrthogonalResidualConv2d as OrthogonalResidualConv2d
     from lipcert.layers.residual import ResidualConv2d as ResidualConv2d
     from lipcert.layers.residual import ResidualLinear as ResidualLinear
+    from lipcert.layers.sandwich import SandwichConv2d as SandwichConv2d
+    from lipcert.layers.sandwich import SandwichLinear as SandwichLinear
     from lipcert.layers.shape import Centre as Centre
     from lipcert.layers.shape import ConvexCombination as ConvexCombination
     from lipcert.layers.shape import L2Pool2d as L2Pool2d
@@ -86,6 +89,7 @@ _HOME = {
     "AffineLinear": "layers.affine",
     "LipschitzLayer": "layers.contract",
     "lipschitz_bound": "layers.contract",
+    "GeneralConv2d": "layers.general",
     "GeneralLinear": "layers.general",
     "NormalizedHead": "layers.head",
     "OrthogonalLinear": "layers.orthogonal",
@@ -93,6 +97,8 @@ _HOME = {
     "OrthogonalResidualConv2d": "layers.orthogonal_conv",
     "ResidualConv2d": "layers.residual",
     "ResidualLinear": "layers.residual",
+    "SandwichConv2d": "layers.sandwich",
+    "SandwichLinear": "layers.sandwich",
     "Centre": "layers.shape",
     "ConvexCombination": "layers.shape",
     "L2Pool2d": "layers.shape",

@@ -50,6 +50,7 @@ FIELDS = {
     **{"centre": "mean", "normalize": "mean std", "pad_channels": "channels", "pad_image": "multiple"},
     **{"space_to_depth": "block", "sum_pool": "kernel factor", "flatten": "", "relu": "", "abs": "", "max_min": ""},
     **{"group_sort": "size", "scale": "factor", "linear": "weight bias", "conv": CONV},
+    **{"take_channels": "first count", "householder": "first second"},
     **{"residual_linear": f"weight bias {RESIDUAL}", "residual_conv": f"{CONV} {RESIDUAL}"},
 }
 
@@ -498,6 +499,12 @@ def run(layer: Layer, x: Array) -> Array:  # (batch, …) in float64
             return np.sort(x.reshape(p.split), axis=2).reshape(x.shape)
         case "max_min":
             return np.sort(x.reshape(p.split), axis=2)[:, :, ::-1].reshape(x.shape)
+        case "take_channels":
+            return x[:, p.first : p.first + layer.shape[0]]
+        case "householder":  # v = (first, second) of each pair of channels z: z - 2v min(0, v.z)
+            a, b = x.reshape(p.split).transpose(2, 0, 1, *range(3, x.ndim + 1))
+            behind = 2 * np.minimum(a * p.first + b * p.second, 0)
+            return np.stack((a - p.first * behind, b - p.second * behind), axis=2).reshape(x.shape)
         case "scale":
             return np.asarray(x * p.factor)
         case "linear":
@@ -583,6 +590,19 @@ def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
         size = 2 if op == "max_min" else integer(entry["size"], 1, where)
         need(shape[0] % size == 0, f"{where}: {shape[0]} channels are not groups of {size}")
         p.split = (-1, shape[0] // size, size, *shape[1:])
+    elif op == "take_channels":
+        p.first, count = integer(entry["first"], 0, where), integer(entry["count"], 1, where)
+        need(p.first + count <= shape[0], f"{where}: {shape[0]} channels do not reach that far")
+        out = (count, *shape[1:])
+    elif op == "householder":
+        need(shape[0] % 2 == 0, f"{where}: {shape[0]} channels are not pairs")
+        p.split, column = (-1, shape[0] // 2, 2, *shape[1:]), (shape[0] // 2, *[1] * (len(shape) - 1))
+        vectors = [take(entry[name], (shape[0] // 2,)) for name in ("first", "second")]
+        p.first, p.second = (half.reshape(column) for half in vectors)
+        squares = [Fraction(float(a)) ** 2 + Fraction(float(b)) ** 2 for a, b in zip(*vectors, strict=True)]
+        proved = above(max(Fraction(1), 2 * max(squares) - 1))
+        root = math.sqrt(above(max(squares))) * ROUND
+        rounding = Rounding(3, root, 0.0, 5, root)  # a residual of one neuron for each pair
     elif op == "scale":
         p.factor = number(entry["factor"], where)
         proved = constant(abs(p.factor).hex(), where)

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.certification.certificate import layer_record
-from lipcert.frozen import FrozenResidualConv2d, FrozenResidualLinear, plain_conv2d, plain_linear
+from lipcert.frozen import (
+    FrozenHouseholder,
+    FrozenResidualConv2d,
+    FrozenResidualLinear,
+    FrozenTake,
+    plain_conv2d,
+    plain_linear,
+)
 from lipcert.layers.activation import Abs, GroupSort, MaxMin
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Scale, ScaledAvgPool2d, SpaceToDepth
 from lipcert.proofs.audit import Chain
@@ -158,6 +165,16 @@ def _normalize(fields: _Fields) -> nn.Module:
     return Normalize(mean, fields.narrow("std", len(mean)))
 
 
+def _householder(fields: _Fields) -> nn.Module:
+    first = fields.tensor("first", None)
+    return FrozenHouseholder(first, fields.tensor("second", len(first)), 1)
+
+
+def _take(fields: _Fields) -> nn.Module:
+    first = fields.take("first", "an integer of at least 0", lambda v: type(v) is int and v >= 0)
+    return FrozenTake(first, fields.integer("count"), 1)
+
+
 def _sum_pool(fields: _Fields) -> nn.Module:
     kernel, factor = fields.pair("kernel"), fields.number("factor")
     size = math.prod(kernel)
@@ -211,6 +228,8 @@ _MAKERS: dict[str, Callable[[_Fields], nn.Module]] = {
     "abs": lambda fields: Abs(),
     "group_sort": lambda fields: GroupSort(fields.integer("size")),
     "max_min": lambda fields: MaxMin(),
+    "householder": _householder,
+    "take_channels": _take,
     "scale": lambda fields: Scale(fields.number("factor")),
     "residual_linear": lambda fields: FrozenResidualLinear(*_residual(fields, None, None)),
     "residual_conv": _residual_conv,

@@ -12,23 +12,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lipcert.algebra.scale import scaled_bias
 from lipcert.errors import NotCertified
 from lipcert.frozen.modules import (
     FROZEN,
     FrozenCombination,
-    FrozenExpansion,
     FrozenHouseholder,
+    FrozenPad,
     FrozenResidualConv2d,
     FrozenResidualLinear,
+    FrozenTake,
     plain_conv2d,
     plain_linear,
     with_buffers,
 )
-from lipcert.frozen.rounded import contraction, frozen_residual
-from lipcert.layers import activation, affine, general, head, orthogonal, orthogonal_conv, residual, shape
+from lipcert.frozen.rounded import Sought, contraction, frozen_expansion, frozen_residual
+from lipcert.layers import (
+    activation,
+    affine,
+    general,
+    head,
+    orthogonal,
+    orthogonal_conv,
+    residual,
+    sandwich,
+    shape,
+)
 from lipcert.layers.contract import require_finite, require_no_hooks, require_vouched
 from lipcert.verified import convolution, dense
 
@@ -185,14 +196,49 @@ def _householder(layer: activation.Householder) -> nn.Module:
     return FrozenHouseholder(stored[0].contiguous(), stored[1].contiguous(), layer.dim)
 
 
-def _general(layer: general.GeneralLinear) -> nn.Module:
-    """U·(x − WΛσ(z), Λ^½σ(z)): the inner map is 1-Lipschitz whenever ρ = λmax(WΛWᵀ) ≤ 1, and ‖U‖ ≤ 1."""
-    inner = frozen_residual(layer)
-    assert isinstance(inner, FrozenResidualLinear)
+def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
+    """U·(x − WΛσ(z), Λ^½σ(z)) with ‖U‖ ≤ 1: zeros behind x, a residual (``frozen_expansion``), a product with U."""
     u1, u2 = copy.deepcopy(layer).double().contraction()
     mixing = contraction(torch.cat((u1, u2), dim=1), lambda w: dense.norm_bound(w).value)
-    expansion = FrozenExpansion(inner.weight, inner.gamma, inner.bias, inner.sigma, inner.witness)
-    return nn.Sequential(expansion, plain_linear(mixing, None))
+    image = isinstance(layer, general.GeneralConv2d)
+    last = plain_conv2d(mixing[:, :, None, None], None) if image else plain_linear(mixing, None)
+    return nn.Sequential(FrozenPad(layer.hidden, -3 if image else -1), frozen_expansion(layer), last)
+
+
+def _sandwich_linear(layer: sandwich.SandwichLinear) -> nn.Module:
+    residue = _sandwiched(layer, copy.deepcopy(layer).double().matrix(), None, None)
+    take = FrozenTake(layer.in_features, layer.hidden, -1)
+    return nn.Sequential(FrozenPad(layer.hidden, -1), residue, take)
+
+
+def _sandwich_conv(layer: sandwich.SandwichConv2d) -> nn.Module:
+    kernel = copy.deepcopy(layer).double().kernel()
+    padding = (kernel.shape[2] // 2, kernel.shape[3] // 2)
+    geometry = {"stride": (1, 1), "padding": padding, "padding_mode": "circular", "groups": 1}
+    residue = _sandwiched(layer, kernel, geometry, layer.inner)
+    take = FrozenTake(kernel.shape[1] - layer.hidden, layer.hidden, -3)
+    moved = [shape.SpaceToDepth(layer.stride)] if layer.stride > 1 else []
+    return nn.Sequential(*moved, FrozenPad(layer.hidden, -3), residue, take)
+
+
+def _sandwiched(
+    layer: sandwich.SandwichLinear | sandwich.SandwichConv2d,
+    joined: Tensor,  # [A B]
+    geometry: dict[str, Any] | None,
+    torus: tuple[int, int] | None,
+) -> nn.Module:
+    """√2AᵀΨσ(√2Ψ⁻¹Bx + b) is what the residual of W = √2[B −A]ᵀΨ⁻¹ and γ = Ψ²/2 makes of zeros behind x.
+
+    A positively homogeneous σ does not see Ψ but in b: W = [B −A]ᵀ, γ = 1, the bias Ψb/√2.
+    """
+    psi, one = layer.psi().double(), torch.ones(len(joined), device=joined.device)
+    weight, target = torch.cat((joined[:, layer.hidden :], -joined[:, : layer.hidden]), dim=1), one.double()
+    bias = scaled_bias(layer.bias, math.sqrt(2) / psi, one)
+    if not layer.activation.homogeneous:
+        weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
+        target, bias = psi.square() / 2, scaled_bias(layer.bias, one[0], one)
+    bias = None if bias is None else bias.float()
+    return Sought(weight.float(), target.cpu().numpy(), bias, layer.activation, None, geometry, torus).frozen()
 
 
 def _combination(layer: shape.ConvexCombination) -> nn.Module:
@@ -209,6 +255,9 @@ RULES: dict[type, Callable[[Any], nn.Module]] = {
     orthogonal_conv.OrthogonalConv2d: _orthogonal_conv,
     orthogonal_conv.OrthogonalResidualConv2d: _orthogonal_residual,
     general.GeneralLinear: _general,
+    general.GeneralConv2d: _general,
+    sandwich.SandwichLinear: _sandwich_linear,
+    sandwich.SandwichConv2d: _sandwich_conv,
     head.NormalizedHead: _head,
     shape.Pixelwise: _pixelwise,
     activation.Householder: _householder,

@@ -83,12 +83,33 @@ class FrozenResidualConv2d(FrozenResidual):
         )
 
 
-class FrozenExpansion(FrozenResidual):
-    """x ↦ (x − W(γ·σ(z)), √γ·σ(z)), z = Wᵀx + b, (*, m) → (*, m + n): the inner map of the general layer."""
+class FrozenPad(nn.Module):
+    """Zeros appended along one axis, ``more`` of them: an isometry."""
+
+    def __init__(self, more: int, dim: int) -> None:
+        super().__init__()
+        self.more, self.dim = more, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.sigma.function(F.linear(x, self.weight, self.bias))
-        return torch.cat((x - F.linear(z * self.gamma, self.weight.mT), z * self.gamma.sqrt()), dim=-1)
+        after = (x.ndim - 1 - self.dim) if self.dim >= 0 else -1 - self.dim  # axes behind it
+        return F.pad(x, (0, 0) * after + (0, self.more))
+
+    def extra_repr(self) -> str:
+        return f"{self.more}, dim={self.dim}"
+
+
+class FrozenTake(nn.Module):
+    """``count`` entries along one axis from the one numbered ``first``: a projection."""
+
+    def __init__(self, first: int, count: int, dim: int) -> None:
+        super().__init__()
+        self.first, self.count, self.dim = first, count, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.narrow(self.dim, self.first, self.count)
+
+    def extra_repr(self) -> str:
+        return f"{self.first}, {self.count}, dim={self.dim}"
 
 
 class FrozenHouseholder(nn.Module):
@@ -128,7 +149,7 @@ class FrozenCombination(nn.Module):
         return torch.stack(outputs).sum(dim=0)
 
 
-FROZEN = (FrozenResidual, FrozenHouseholder, FrozenCombination)
+FROZEN = (FrozenResidual, FrozenPad, FrozenTake, FrozenHouseholder, FrozenCombination)
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

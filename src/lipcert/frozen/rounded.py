@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.algebra.gram import absolute_gram, dense_columns, residual_columns
+from lipcert.activations import SlopeRestricted
+from lipcert.algebra.gram import absolute_gram
 from lipcert.algebra.scale import alive
 from lipcert.errors import NotCertified
 from lipcert.frozen.modules import FrozenResidualConv2d, FrozenResidualLinear
-from lipcert.layers import residual
 from lipcert.verified import convolution, dense
 from lipcert.verified.rounding import float32_down
 
@@ -48,14 +49,14 @@ def verified_gamma(target: np.ndarray, proved: Callable[[np.ndarray, bool], floa
     return gamma, witness
 
 
-def _witness(layer: residual.ResidualLinear | residual.ResidualConv2d) -> np.ndarray | None:
+def _witness(layer: Any) -> np.ndarray | None:
     """The q of T_i = Σ_j A_ij q_j/q_i: learned, or 1 for AOL; None for bounds of another kind, see ``_search``."""
     bound, kind = layer.bound, type(layer.bound).__name__
     if kind == "AOL":
         return np.ones(layer.hidden)
     if kind != "SLL" and not (kind == "Rescaled" and getattr(bound, "order", 1) == 0):
         return None
-    q: Tensor = copy.deepcopy(bound).double().eval().weights()[0]  # type: ignore[operator]
+    q: Tensor = copy.deepcopy(bound).double().eval().weights()[0]
     return np.asarray(q.detach().cpu().numpy())
 
 
@@ -72,13 +73,65 @@ def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (
     return np.asarray(torch.where(usable, q, 1.0).cpu().numpy())
 
 
+@dataclass(frozen=True)
+class Sought:
+    """A residual before γ is verified: what is stored, γ as T gives it, and how a convolution is placed."""
+
+    weight: Tensor
+    target: np.ndarray
+    bias: Tensor | None
+    sigma: SlopeRestricted
+    q: np.ndarray | None
+    geometry: dict[str, Any] | None  # of FrozenResidualConv2d; None: dense
+    torus: tuple[int, int] | None = None  # the circular image it is for, where that is part of the layer
+
+    def frozen(self) -> FrozenResidualLinear | FrozenResidualConv2d:
+        gamma, by_witness = verified_gamma(self.target, self._rho)
+        stored, kept = torch.from_numpy(gamma).to(self.weight.device), None
+        if by_witness and self.q is not None:
+            kept = torch.from_numpy(self.q).to(self.weight.device)
+        parts = (self.weight, stored, self.bias, self.sigma, kept)
+        if self.geometry is None:
+            return FrozenResidualLinear(*parts)
+        return FrozenResidualConv2d(*parts, **self.geometry)
+
+    def _rho(self, gamma: np.ndarray, with_witness: bool) -> float:
+        array = self.weight.cpu().numpy()
+        if with_witness and self.q is None:
+            return math.inf
+        if self.geometry is None:
+            return dense.rho_weighted(array, gamma, self.q) if with_witness else dense.rho_cholesky(array, gamma)
+        placed = {"stride": self.geometry["stride"], "groups": self.geometry["groups"]}
+        if with_witness:
+            return convolution.conv_rho_weighted(array, gamma, self.q, **placed)
+        found = convolution.conv_rho_bound(array, gamma, **placed, torus=self.torus)
+        return convolution.by_grid_too(found, array, 2, **placed).value
+
+
 def frozen_residual(layer: Any) -> nn.Module:
     """Either residual layer: T in float64, the weight as it is used, γ verified for the float32 weight."""
-    convolutional = isinstance(layer, residual.ResidualConv2d)
+    return sought_residual(layer).frozen()
+
+
+def frozen_expansion(layer: Any) -> nn.Module:
+    """(x, 0) ↦ (x − WΛσ(z), Λ^½σ(z)), a residual with the weight [W; −T^½] and half of γ = 1/T: row sums of both
+    parts of its Gram matrix are at most T_i, so those of the whole are at most 2T_i."""
+    inner = sought_residual(layer)
+    root = np.divide(1.0, np.sqrt(inner.target), out=np.zeros_like(inner.target), where=inner.target > 0)
+    minus = -torch.from_numpy(root).float().to(inner.weight.device).diag()
+    if inner.geometry is not None:
+        taps = torch.zeros(*minus.shape, *inner.weight.shape[2:], device=minus.device)
+        taps[:, :, taps.shape[2] // 2, taps.shape[3] // 2] = minus  # the pixel itself
+        minus = taps
+    return replace(inner, weight=torch.cat((inner.weight, minus), dim=1), target=inner.target / 2).frozen()
+
+
+def sought_residual(layer: Any) -> Sought:
+    """The numbers of a layer with W, b, σ and a choice of T."""
+    convolutional = hasattr(layer, "padding_mode")
     double = copy.deepcopy(layer).double()
     unit, scale = double.bound.prepare(double.weight)
-    columns = residual_columns(unit, layer.stride, layer.groups) if convolutional else dense_columns(unit)
-    columns, t = double.bound(columns)
+    columns, t = double.bound(double.arrange(unit))
     used = unit if convolutional else columns.matrix()
     if not layer.activation.homogeneous:  # σ(Wᵀx + b) is not σ(Ŵᵀx + b/s)·s, so the scale stays in the weight
         used, t, scale = used * scale, t * scale.square(), torch.ones_like(scale)
@@ -86,31 +139,17 @@ def frozen_residual(layer: Any) -> nn.Module:
     living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & torch.isfinite(weight.flatten(1)).all(dim=1)
     weight[~living] = 0.0
     target = torch.where(living, 1 / torch.where(living, t, 1.0), 0.0).cpu().numpy()
-    array, q = weight.cpu().numpy(), _witness(layer)
+    q = _witness(layer)
     if q is None:
-        stored = weight.double()
-        rows = residual_columns(stored, layer.stride, layer.groups) if convolutional else dense_columns(stored)
-        q = _search(absolute_gram(rows), torch.from_numpy(target))
-    geometry = {"stride": layer.stride, "groups": layer.groups} if convolutional else {}
-
-    def proved(gamma: np.ndarray, with_witness: bool) -> float:
-        if convolutional:
-            if with_witness:
-                return convolution.conv_rho_weighted(array, gamma, q, **geometry)
-            found = convolution.conv_rho_bound(array, gamma, **geometry)
-            return convolution.by_grid_too(found, array, 2, **geometry).value
-        return dense.rho_weighted(array, gamma, q) if with_witness else dense.rho_cholesky(array, gamma)
-
-    gamma, by_witness = verified_gamma(target, proved)
+        q = _search(absolute_gram(double.arrange(weight.double())), torch.from_numpy(target))
     bias = None
     if layer.bias is not None:
         limit = float(torch.finfo(torch.float32).max) ** 0.5
         bias = torch.where(living, double.bias / scale, 0.0).clamp(-limit, limit).float()
-    stored = torch.from_numpy(gamma).to(weight.device)
-    parts = (weight, stored, bias, layer.activation, torch.from_numpy(q).to(weight.device) if by_witness else None)
-    if not convolutional:
-        return FrozenResidualLinear(*parts)
-    return FrozenResidualConv2d(*parts, **geometry, padding=layer.padding, padding_mode=layer.padding_mode)
+    geometry = None
+    if convolutional:
+        geometry = {name: getattr(layer, name) for name in ("stride", "padding", "padding_mode", "groups")}
+    return Sought(weight, target, bias, layer.activation, q, geometry)
 
 
 def contraction(weight: Tensor, norm: Callable[[np.ndarray], float]) -> Tensor:

@@ -32,10 +32,10 @@ from lipcert.layers.affine import orthogonal_start_
 from lipcert.layers.contract import LipschitzLayer, check_activation
 
 
-class _OnTorus(LipschitzLayer, abc.ABC):
+class OnTorus(LipschitzLayer, abc.ABC):
     """A kernel of ``rows`` × ``columns`` channels that is made orthogonal at each frequency of a circular image."""
 
-    def _set_up(
+    def set_up(
         self,
         rows: int,
         columns: int,
@@ -132,7 +132,7 @@ class _OnTorus(LipschitzLayer, abc.ABC):
         )
 
 
-class OrthogonalConv2d(_OnTorus):
+class OrthogonalConv2d(OnTorus):
     """g(x) = Qx + b with Q an orthogonal circular convolution; rows or columns orthonormal, whichever are fewer.
 
     Args:
@@ -166,7 +166,7 @@ class OrthogonalConv2d(_OnTorus):
         self.out_channels = positive_int("out_channels", out_channels)
         columns = in_channels * positive_int("stride", stride) ** 2
         biases = out_channels if bias else None
-        self._set_up(out_channels, columns, kernel_size, image_size, method, stride, biases, device, dtype)
+        self.set_up(out_channels, columns, kernel_size, image_size, method, stride, biases, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x, self.in_channels)
@@ -184,7 +184,7 @@ class OrthogonalConv2d(_OnTorus):
         return f"{self.in_channels}, {self.out_channels}, stride={self.stride}, {self.shared_repr()}"
 
 
-class OrthogonalResidualConv2d(_OnTorus):
+class OrthogonalResidualConv2d(OnTorus):
     """h(x) = x − 2Qσ(Qᵀx + b) with Qᵀ an orthogonal circular convolution (Theorem 1, statement 2).
 
     Args:
@@ -214,7 +214,7 @@ class OrthogonalResidualConv2d(_OnTorus):
         self.channels, self.hidden = positive_int("channels", channels), positive_int("hidden", hidden)
         self.activation = slope_restricted(activation)
         biases = hidden if bias else None
-        self._set_up(hidden, channels, kernel_size, image_size, method, 1, biases, device, dtype)
+        self.set_up(hidden, channels, kernel_size, image_size, method, 1, biases, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x, self.channels)

@@ -14,6 +14,7 @@ from lipcert.layers.head import NormalizedHead
 from lipcert.layers.orthogonal import OrthogonalLinear
 from lipcert.layers.orthogonal_conv import OrthogonalConv2d
 from lipcert.layers.residual import ResidualConv2d, ResidualLinear
+from lipcert.layers.sandwich import SandwichConv2d, SandwichLinear
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Pixelwise, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
@@ -47,7 +48,8 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
 def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
     backbone = nn.Sequential(*_front(spec), *_convolutions(spec), *_middle(spec), *_dense(spec))
-    width = spec.dense_hidden if spec.method in (*_AFFINE, *_ORTHOGONAL) and spec.dense_layers else spec.features
+    changes = spec.dense_layers > 0 and spec.method in (*_AFFINE, *_ORTHOGONAL, "sandwich")
+    width = spec.dense_hidden if changes else spec.features
     if spec.init == "orthogonal":
         _start_orthogonal(backbone)
     return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
@@ -99,6 +101,14 @@ def _convolutions(spec: ModelSpec) -> Iterator[nn.Module]:
                 method=_ORTHOGONAL[spec.method],
             )
             yield _between(spec, spec.channels)
+        elif spec.method == "sandwich":
+            yield SandwichConv2d(
+                spec.channels,
+                spec.channels,
+                spec.kernel_size,
+                image_size=spec.pixels,
+                activation=spec.activation,
+            )
         else:
             yield ResidualConv2d(
                 spec.channels,
@@ -122,6 +132,10 @@ def _dense(spec: ModelSpec) -> Iterator[nn.Module]:
             yield AffineLinear(width, spec.dense_hidden, bound=_AFFINE[spec.method])
         elif spec.method in _ORTHOGONAL:
             yield OrthogonalLinear(width, spec.dense_hidden)
+        elif spec.method == "sandwich":
+            yield SandwichLinear(width, spec.dense_hidden, activation=spec.activation)
+            width = spec.dense_hidden
+            continue
         else:
             yield ResidualLinear(
                 width,

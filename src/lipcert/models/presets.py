@@ -72,7 +72,8 @@ def _register(name: str, defaults: dict[str, Any]) -> None:
     register_model(name, lambda **overrides: ModelSpec(**{**defaults, **overrides}))
 
 
-TORUS = ("cayley", "soc", "soc_plus", "lot", "eco", "bro", "bcop")  # their kernels cover the image: for few pixels
+# Their kernels cover the image: for few pixels.
+TORUS = ("cayley", "soc", "soc_plus", "lot", "eco", "bro", "bcop", "sandwich")
 for _size, _fields in _SIZES.items():
     for _method in get_args(Method):
         if _method not in TORUS:

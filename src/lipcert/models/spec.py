@@ -32,6 +32,7 @@ Method = Literal[
     "eco",
     "bro",
     "bcop",
+    "sandwich",
 ]
 
 

@@ -130,8 +130,8 @@ def _group_sort(module: Any, shape_in: Shape) -> Operation:
     name, fields = (
         ("max_min", {}) if isinstance(module, activation.MaxMin) else ("group_sort", {"size": module.group_size})
     )
-    plain = module.dim in (1, -len(shape_in))
-    return Operation(name, shape_in, 1.0, "exact", module, fields=fields if plain else None)
+    kept = fields if _channels(module.dim, shape_in) else None
+    return Operation(name, shape_in, 1.0, "exact", module, fields=kept)
 
 
 def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation:
@@ -140,8 +140,30 @@ def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation
     rho = up(float(squares.max()), 4)
     error = op.residual_error(rho, math.sqrt(rho) * op.ROUND, 0.0, (2, 2))  # κ = ‖|v|‖ = √ρ
     constant = max(1.0, math.nextafter(2 * rho - 1, math.inf))
-    big = op.largest(module.first, module.second)
-    return Operation("householder", shape_in, constant, "vectors", module, error, None, claim=1.0, largest=big)
+    big, fields = op.largest(module.first, module.second), None
+    stored = {"first": module.first.float(), "second": module.second.float()}
+    exact = all(torch.equal(half.double(), getattr(module, name).double()) for name, half in stored.items())
+    if exact and _channels(module.dim, shape_in):
+        fields = stored
+    return Operation("householder", shape_in, constant, "vectors", module, error, fields, claim=1.0, largest=big)
+
+
+def _pad(module: frozen.FrozenPad, shape_in: Shape) -> Operation:
+    _require_own_batch(module.dim, shape_in)
+    out = shape_after(module, shape_in)
+    fields = {"channels": out[0]} if _channels(module.dim, shape_in) else None
+    return Operation("pad_channels", out, 1.0, "exact", module, fields=fields)
+
+
+def _take(module: frozen.FrozenTake, shape_in: Shape) -> Operation:
+    _require_own_batch(module.dim, shape_in)
+    fields = {"first": module.first, "count": module.count} if _channels(module.dim, shape_in) else None
+    return Operation("take_channels", shape_after(module, shape_in), 1.0, "exact", module, fields=fields)
+
+
+def _channels(dim: int, shape_in: Shape) -> bool:
+    """Whether ``dim`` is the first axis of an example, as the certificate has it."""
+    return dim in (1, -len(shape_in))
 
 
 def _require_own_batch(dim: int | str, shape_in: Shape) -> None:
@@ -176,4 +198,6 @@ RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     activation.GroupSort: _group_sort,
     activation.Abs: _exact("abs"),
     frozen.FrozenHouseholder: _householder,
+    frozen.FrozenPad: _pad,
+    frozen.FrozenTake: _take,
 }

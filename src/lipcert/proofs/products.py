@@ -19,8 +19,6 @@ from lipcert.proofs.elementary import shape_after
 from lipcert.proofs.geometry import Geometry, pair
 from lipcert.proofs.operation import Operation, Shape
 from lipcert.verified.convolution import conv_kappa
-from lipcert.verified.dense import kappa as dense_kappa
-from lipcert.verified.rounding import up
 
 
 def _linear(module: Any, shape_in: Shape, block: int | None) -> Operation:
@@ -100,34 +98,12 @@ def _residual_conv(module: frozen.FrozenResidualConv2d, shape_in: Shape, block: 
     return op.residual(*parts, shape_in, geometry, block)
 
 
-def _expansion(module: frozen.FrozenExpansion, shape_in: Shape) -> Operation:
-    """JᵀJ = I − WΓ^½(2D − D² − DPD)Γ^½Wᵀ with P = Γ^½WᵀWΓ^½ ⪯ ρ, so L² ≤ 1 + (ρ − 1)₊ρ."""
-    op.require_slopes(module.sigma)
-    weight, gamma = op.array(module.weight), op.array(module.gamma)
-    q = None if module.witness is None else op.array(module.witness)
-    rho, kappa = op.dense_rho(weight, gamma, q), dense_kappa(weight, gamma)
-    beta = op.bias_norm(module.bias, gamma, math.prod(shape_in[:-1]))
-    inner = op.residual_error(rho.value, kappa, beta, (weight.shape[1], weight.shape[0]))
-    root = math.sqrt(rho.value) * op.ROUND if math.isfinite(rho.value) else math.inf
-
-    def error(norms: Tensor, u: float) -> Tensor:  # the first part as a residual, at most; the second, a + 3uv
-        a = op.g(weight.shape[1] + 1, u) * (kappa * norms + beta)
-        return inner(norms, u) + op.ROUND * (a + op.g(3, u) * (root * norms + beta + a)) + op.UNDERFLOW[u]
-
-    upper = 1.0 if rho.value <= 1 else up(math.sqrt(1 + (rho.value - 1) * rho.value), 6)
-    known = error if module.sigma.name == "relu" and math.isfinite(upper) else None
-    big = op.largest(module.weight, module.gamma, module.bias)
-    out = (*shape_in[:-1], shape_in[-1] + len(gamma))
-    return Operation("expansion", out, upper, rho.method, module, known, None, claim=1.0, largest=big)
-
-
 def _value(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else parameter.detach()
 
 
 RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     nn.ConvTranspose2d: _conv_transpose2d,
-    frozen.FrozenExpansion: _expansion,
 }
 PRODUCTS: dict[type, Callable[[Any, Shape, int | None], Operation]] = {  # sums perhaps in blocks
     nn.Linear: _linear,

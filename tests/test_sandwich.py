@@ -1,0 +1,155 @@
+"""Sandwich and general layers: their papers' formulas, Theorem 4's condition, and the residual they freeze into."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert.algebra import lmi
+from lipcert.certification.certificate import write_certificate
+from lipcert.certification.certify import certify
+from lipcert.check import check
+from lipcert.frozen import FrozenResidual
+from lipcert.proofs.audit import chain
+from table import jacobian
+from test_torus import ROUNDING, circulant
+
+
+def parts_of(layer):
+    """A, B, Ψ, b of a dense sandwich layer from its parameters: Cayley's map of the whole matrix, in float64."""
+    weight, n = layer.weight.detach().numpy().T, layer.out_features
+    u, v = weight[:n], weight[n:]
+    skew = u - u.T + v.T @ v
+    inverse = np.linalg.inv(np.eye(n) + skew)
+    m = np.concatenate([inverse @ (np.eye(n) - skew), -2 * v @ inverse]).T  # [A B]
+    return m[:, :n], m[:, n:], np.exp(layer.log_psi.detach().numpy()), layer.bias.detach().numpy()
+
+
+def random_layer(layer, scale=0.4):
+    torch.manual_seed(1)
+    layer = layer.double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=scale)
+    return layer
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 4), (3, 6), (4, 4)])
+def test_the_dense_layer_is_the_paper_s(inputs, outputs, activation):
+    """Wang & Manchester (2023), the 1-Lipschitz sandwich layer √2AᵀΨσ(√2Ψ⁻¹Bx + b) with AAᵀ + BBᵀ = I."""
+    layer = random_layer(lc.SandwichLinear(inputs, outputs, activation=activation))
+    a, b, psi, bias = parts_of(layer)
+    np.testing.assert_allclose(a @ a.T + b @ b.T, np.eye(outputs), atol=ROUNDING)
+    x = torch.randn(7, inputs, dtype=torch.float64)
+    sigma = np.tanh if activation == "tanh" else lambda z: np.maximum(z, 0)
+    expected = math.sqrt(2) * (psi * sigma(math.sqrt(2) * x.numpy() @ b.T / psi + bias)) @ a
+    np.testing.assert_allclose(layer(x).detach().numpy(), expected, atol=ROUNDING)
+
+
+def test_the_convolution_is_the_paper_s_on_the_whole_image():
+    """Its operator [A B] is Cayley's map of the whole circulant, not of one frequency at a time."""
+    n, m, image = 2, 3, (4, 6)
+    layer = random_layer(lc.SandwichConv2d(m, n, (3, 2), image_size=image))
+    pixels = image[0] * image[1]
+    weight = circulant(layer.weight.detach().numpy(), image).T
+    u, v = weight[: n * pixels], weight[n * pixels :]
+    skew = u - u.T + v.T @ v
+    inverse = np.linalg.inv(np.eye(n * pixels) + skew)
+    a, b = (inverse @ (np.eye(n * pixels) - skew)).T, (-2 * v @ inverse).T
+    psi, bias = (np.repeat(p.detach().numpy(), pixels) for p in (layer.log_psi.exp(), layer.bias))
+    x = torch.randn(2, m, *image, dtype=torch.float64)
+    hidden = np.maximum(math.sqrt(2) * x.flatten(1).numpy() @ b.T / psi + bias, 0)
+    expected = math.sqrt(2) * (psi * hidden) @ a
+    np.testing.assert_allclose(layer(x).flatten(1).detach().numpy(), expected, atol=ROUNDING)
+
+
+def test_theorem_4_with_no_linear_part():
+    """H = 0, G = √2AᵀΨ, W = √2BᵀΨ⁻¹, Λ = Ψ²: the condition holds, with equality in the lower block."""
+    a, b, psi, _ = parts_of(random_layer(lc.SandwichLinear(5, 4)))
+    h, g = np.zeros((4, 5)), math.sqrt(2) * a.T * psi
+    w, lam = math.sqrt(2) * b.T / psi, psi**2
+    given = [torch.from_numpy(np.ascontiguousarray(v)) for v in (h, g, w, lam)]
+    matrix = lmi.theorem4_matrix(*given)
+    assert lmi.smallest_eigenvalue_estimate(matrix) >= -ROUNDING
+    assert not lmi.holds(lmi.theorem4_matrix(given[0], given[1] * 1.01, *given[2:]))
+    np.testing.assert_allclose(g.T @ g, 2 * np.diag(lam) - lam[:, None] * (w.T @ w) * lam, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_a_general_layer_is_a_product_with_a_residual(activation):
+    """(x, 0) − 2W̃Γσ(W̃ᵀ(x, 0) + b) with W̃ = [W; −T^½], Γ = T⁻¹/2, is (x − WΛσ, Λ^½σ): what freeze stores."""
+    for layer, shape in (
+        (lc.GeneralLinear(5, 4, 3, activation=activation), (5,)),
+        (lc.GeneralConv2d(2, 3, 4, 3, activation=activation), (2, 4, 5)),
+    ):
+        layer = random_layer(layer)
+        frozen = lc.freeze(layer)
+        kinds = [type(part).__name__ for part in frozen]
+        assert kinds[0] == "FrozenPad"
+        assert isinstance(frozen[1], FrozenResidual)
+        assert len(kinds) == 3
+        x = torch.randn(3, *shape, dtype=torch.float64)
+        change = copy.deepcopy(frozen).double()(x) - layer(x)
+        assert change.abs().max() <= 2**-20 * 10  # float32 storage of numbers up to about 10
+        report = lc.audit(frozen, shape)
+        assert report.ok
+        assert report.lipschitz <= 1
+
+
+def test_a_start_that_keeps_gradients():
+    """h(x) = σ(Qx) with Q orthonormal: A = I/√2, B = Q/√2, up to the sign."""
+    torch.manual_seed(0)
+    layer = lc.SandwichLinear(6, 4).double()
+    a, b, _, _ = parts_of(layer)
+    np.testing.assert_allclose(a, np.eye(4) / math.sqrt(2), atol=1e-7)  # the start is made in float32
+    np.testing.assert_allclose(b @ b.T, np.eye(4) / 2, atol=1e-6)
+    conv = lc.SandwichConv2d(6, 4, 3, image_size=4).double()
+    x = torch.randn(1, 6, 4, 4, dtype=torch.float64)
+    values = torch.linalg.svdvals(jacobian(conv, x))
+    assert ((values - values.round()).abs() < 1e-6).all()
+    assert 8 <= int((values > 0.5).sum()) <= 64
+
+
+@pytest.mark.parametrize("kind", ["sandwich", "soc_plus", "general"])
+def test_certificates_of_them_are_written_and_checked(kind, tmp_path):
+    torch.manual_seed(2)
+    if kind == "general":
+        network = nn.Sequential(
+            lc.GeneralConv2d(1, 4, 6), lc.GeneralConv2d(6, 3, 2), nn.Flatten(), lc.GeneralLinear(128, 20, 5)
+        )
+    else:
+        network = lc.create_model(f"{kind}_nano", image_shape=(1, 8, 8))
+    images = torch.randint(0, 256, (12, 1, 8, 8), dtype=torch.uint8)
+    x = images.float() / 255
+    frozen = lc.freeze(network)
+    assert (frozen(x) - network(x)).abs().max() <= 1e-4
+    links = chain(frozen, (1, 8, 8))
+    assert all(part.proved and part.lipschitz <= 1 for part in links.parts[:-1])
+    result = certify(links, x, frozen(x).argmax(dim=1))
+    report = check(write_certificate(tmp_path, links, frozen, images, result))
+    assert report.ok
+    assert report.claims > 0
+
+
+def test_images_of_another_size_and_even_kernels_are_refused():
+    layer = lc.SandwichConv2d(2, 3, 3, image_size=4)
+    with pytest.raises(ValueError, match=r"SandwichConv2d expects \(N, 2, 4, 4\)"):
+        layer(torch.zeros(1, 2, 5, 5))
+    with pytest.raises(ValueError, match="kernel_size must be odd"):
+        lc.GeneralConv2d(2, 3, 4, 2)
+    with pytest.raises(ValueError, match=r"SandwichLinear expects \(\*, 3\)"):
+        lc.SandwichLinear(3, 4)(torch.zeros(1, 2))
+
+
+def test_leading_axes_are_kept_when_frozen():
+    torch.manual_seed(0)
+    for layer in (lc.SandwichLinear(5, 3), lc.GeneralLinear(5, 4, 3)):
+        x = torch.randn(2, 4, 5)
+        frozen = lc.freeze(layer)
+        assert torch.allclose(frozen(x), layer(x), atol=1e-5)
+        report = lc.audit(frozen, (4, 5))
+        assert report.lipschitz <= 1
