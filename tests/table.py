@@ -120,6 +120,7 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     yield "avg-pool", Entry(lambda: lc.ScaledAvgPool2d((2, 3)), (2, 4, 6))
     yield "l2-pool", Entry(lambda: lc.L2Pool2d(2), (2, 4, 4))
     yield "pad-channels", Entry(lambda: lc.PadChannels(5), (2, 3, 3))
+    yield "take-channels", Entry(lambda: lc.TakeChannels(2, 1), (4, 3))
     yield "pad-image", Entry(lambda: lc.PadImage(4), (2, 3, 5))
     yield "pixelwise", Entry(lambda: lc.Pixelwise(lc.OrthogonalLinear(3, 2)), (3, 2, 2))
     yield "space-to-depth", Entry(lambda: lc.SpaceToDepth(2), (2, 4, 4))

@@ -89,7 +89,7 @@ def test_a_general_layer_is_a_product_with_a_residual(activation):
         layer = random_layer(layer)
         frozen = lc.freeze(layer)
         kinds = [type(part).__name__ for part in frozen]
-        assert kinds[0] == "FrozenPad"
+        assert kinds[0] == "PadChannels"
         assert isinstance(frozen[1], FrozenResidual)
         assert len(kinds) == 3
         x = torch.randn(3, *shape, dtype=torch.float64)

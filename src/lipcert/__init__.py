@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.shape import Scale as Scale
     from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
     from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
+    from lipcert.layers.shape import TakeChannels as TakeChannels
     from lipcert.layers.sharing import share_bounds as share_bounds
     from lipcert.models.build import create_model as create_model
     from lipcert.models.presets import list_models as list_models
@@ -109,6 +110,7 @@ _HOME = {
     "Scale": "layers.shape",
     "ScaledAvgPool2d": "layers.shape",
     "SpaceToDepth": "layers.shape",
+    "TakeChannels": "layers.shape",
     "share_bounds": "layers.sharing",
     "create_model": "models.build",
     "list_models": "models.presets",

@@ -24,12 +24,20 @@ from lipcert.frozen import (
     FrozenHouseholder,
     FrozenResidualConv2d,
     FrozenResidualLinear,
-    FrozenTake,
     plain_conv2d,
     plain_linear,
 )
 from lipcert.layers.activation import Abs, GroupSort, MaxMin
-from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, Scale, ScaledAvgPool2d, SpaceToDepth
+from lipcert.layers.shape import (
+    Centre,
+    Normalize,
+    PadChannels,
+    PadImage,
+    Scale,
+    ScaledAvgPool2d,
+    SpaceToDepth,
+    TakeChannels,
+)
 from lipcert.proofs.audit import Chain
 
 
@@ -172,7 +180,7 @@ def _householder(fields: _Fields) -> nn.Module:
 
 def _take(fields: _Fields) -> nn.Module:
     first = fields.take("first", "an integer of at least 0", lambda v: type(v) is int and v >= 0)
-    return FrozenTake(first, fields.integer("count"), 1)
+    return TakeChannels(fields.integer("count"), first)
 
 
 def _sum_pool(fields: _Fields) -> nn.Module:

@@ -20,10 +20,8 @@ from lipcert.frozen.modules import (
     FROZEN,
     FrozenCombination,
     FrozenHouseholder,
-    FrozenPad,
     FrozenResidualConv2d,
     FrozenResidualLinear,
-    FrozenTake,
     plain_conv2d,
     plain_linear,
     with_buffers,
@@ -55,6 +53,7 @@ KEPT = (
     nn.Tanh,
     nn.Sigmoid,
     shape.PadChannels,
+    shape.TakeChannels,
     shape.PadImage,
     shape.SpaceToDepth,
     shape.ScaledAvgPool2d,
@@ -202,13 +201,14 @@ def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
     mixing = contraction(torch.cat((u1, u2), dim=1), lambda w: dense.norm_bound(w).value)
     image = isinstance(layer, general.GeneralConv2d)
     last = plain_conv2d(mixing[:, :, None, None], None) if image else plain_linear(mixing, None)
-    return nn.Sequential(FrozenPad(layer.hidden, -3 if image else -1), frozen_expansion(layer), last)
+    pad = shape.PadChannels(layer.inputs + layer.hidden, -3 if image else -1)
+    return nn.Sequential(pad, frozen_expansion(layer), last)
 
 
 def _sandwich_linear(layer: sandwich.SandwichLinear) -> nn.Module:
     residue = _sandwiched(layer, copy.deepcopy(layer).double().matrix(), None, None)
-    take = FrozenTake(layer.in_features, layer.hidden, -1)
-    return nn.Sequential(FrozenPad(layer.hidden, -1), residue, take)
+    pad = shape.PadChannels(layer.in_features + layer.hidden, -1)
+    return nn.Sequential(pad, residue, shape.TakeChannels(layer.hidden, layer.in_features, dim=-1))
 
 
 def _sandwich_conv(layer: sandwich.SandwichConv2d) -> nn.Module:
@@ -216,9 +216,9 @@ def _sandwich_conv(layer: sandwich.SandwichConv2d) -> nn.Module:
     padding = (kernel.shape[2] // 2, kernel.shape[3] // 2)
     geometry = {"stride": (1, 1), "padding": padding, "padding_mode": "circular", "groups": 1}
     residue = _sandwiched(layer, kernel, geometry, layer.inner)
-    take = FrozenTake(kernel.shape[1] - layer.hidden, layer.hidden, -3)
+    take = shape.TakeChannels(layer.hidden, kernel.shape[1] - layer.hidden, dim=-3)
     moved = [shape.SpaceToDepth(layer.stride)] if layer.stride > 1 else []
-    return nn.Sequential(*moved, FrozenPad(layer.hidden, -3), residue, take)
+    return nn.Sequential(*moved, shape.PadChannels(kernel.shape[1], -3), residue, take)
 
 
 def _sandwiched(

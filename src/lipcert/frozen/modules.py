@@ -83,35 +83,6 @@ class FrozenResidualConv2d(FrozenResidual):
         )
 
 
-class FrozenPad(nn.Module):
-    """Zeros appended along one axis, ``more`` of them: an isometry."""
-
-    def __init__(self, more: int, dim: int) -> None:
-        super().__init__()
-        self.more, self.dim = more, dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        after = (x.ndim - 1 - self.dim) if self.dim >= 0 else -1 - self.dim  # axes behind it
-        return F.pad(x, (0, 0) * after + (0, self.more))
-
-    def extra_repr(self) -> str:
-        return f"{self.more}, dim={self.dim}"
-
-
-class FrozenTake(nn.Module):
-    """``count`` entries along one axis from the one numbered ``first``: a projection."""
-
-    def __init__(self, first: int, count: int, dim: int) -> None:
-        super().__init__()
-        self.first, self.count, self.dim = first, count, dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.narrow(self.dim, self.first, self.count)
-
-    def extra_repr(self) -> str:
-        return f"{self.first}, {self.count}, dim={self.dim}"
-
-
 class FrozenHouseholder(nn.Module):
     """z − 2v·min(0, vᵀz) on pairs of channels, with stored v of norm at most 1: 1-Lipschitz for each such v."""
 
@@ -149,7 +120,7 @@ class FrozenCombination(nn.Module):
         return torch.stack(outputs).sum(dim=0)
 
 
-FROZEN = (FrozenResidual, FrozenPad, FrozenTake, FrozenHouseholder, FrozenCombination)
+FROZEN = (FrozenResidual, FrozenHouseholder, FrozenCombination)
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

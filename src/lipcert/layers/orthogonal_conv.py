@@ -70,10 +70,12 @@ class OnTorus(LipschitzLayer, abc.ABC):
             )
         self.inner = inner  # the circular image in strides
         self.torus = self.kernel_size if method == "eco" else inner  # where the symbols live
+        self.rows, self.columns = rows, columns
         taps = (1, 1) if method == "bcop" else self.kernel_size
-        self.weight = nn.Parameter(torch.empty(rows, columns, *taps, device=device, dtype=dtype))
-        self.projections: nn.Parameter | None = None
         channels, steps = max(rows, columns), 2 * (self.kernel_size[0] - 1)
+        sizes = (channels, channels) if MAPS[method] == "exp" else (rows, columns)  # a block of a square one
+        self.weight = nn.Parameter(torch.empty(*sizes, *taps, device=device, dtype=dtype))
+        self.projections: nn.Parameter | None = None
         if method == "bcop" and channels > 1 and steps:
             self.projections = nn.Parameter(torch.empty(steps, channels, channels // 2, device=device, dtype=dtype))
         self.bias = None if bias is None else nn.Parameter(torch.empty(bias, device=device, dtype=dtype))
@@ -103,7 +105,8 @@ class OnTorus(LipschitzLayer, abc.ABC):
         else:
             unit, scale = normalise(self.weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
             made = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
-        return made * squared_norm(made, MAPS[self.method]).rsqrt()
+        made = made * squared_norm(made, MAPS[self.method]).rsqrt()
+        return made[..., : self.rows, : self.columns]
 
     def kernel(self) -> Tensor:  # (rows, columns, K, K′), both odd
         """The same as a kernel of ``nn.Conv2d`` with circular padding (K − 1)/2 on images in strides."""

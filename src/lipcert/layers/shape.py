@@ -70,25 +70,54 @@ class SpaceToDepth(_Blocks):
 
 
 class PadChannels(LipschitzLayer):
-    """Appends zero channels (dimension 1) up to ``channels``: an isometry."""
+    """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, dim: int = 1) -> None:
         super().__init__()
-        self.channels = positive_int("channels", channels)
+        self.channels, self.dim = positive_int("channels", channels), dim
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[1] > self.channels:
+        if x.ndim < 2 or x.shape[self.dim] > self.channels:
             raise ValueError(
                 f"PadChannels expects (N, C, …) with C ≤ {self.channels}; got {tuple(x.shape)}. "
                 "Pass a larger number of channels: it cannot drop any."
             )
-        return F.pad(x, (0, 0) * (x.ndim - 2) + (0, self.channels - x.shape[1]))
+        return F.pad(x, (0, 0) * _behind(x, self.dim) + (0, self.channels - x.shape[self.dim]))
 
     def proved_constant(self) -> float:
         return 1.0
 
     def extra_repr(self) -> str:
-        return f"{self.channels}"
+        return f"{self.channels}" if self.dim == 1 else f"{self.channels}, dim={self.dim}"
+
+
+class TakeChannels(LipschitzLayer):
+    """``count`` channels (dimension ``dim``) from the one numbered ``first``: a projection."""
+
+    def __init__(self, count: int, first: int = 0, dim: int = 1) -> None:
+        super().__init__()
+        self.count, self.first, self.dim = positive_int("count", count), first, dim
+        if type(first) is not int or first < 0:
+            raise ValueError(f"first must be an integer of at least 0; got {first!r}. Count channels from 0.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[self.dim] < self.first + self.count:
+            raise ValueError(
+                f"TakeChannels expects (N, C, …) with C ≥ {self.first + self.count}; got {tuple(x.shape)}. "
+                "Take fewer."
+            )
+        return x.narrow(self.dim, self.first, self.count)
+
+    def proved_constant(self) -> float:
+        return 1.0
+
+    def extra_repr(self) -> str:
+        return f"{self.count}, first={self.first}, dim={self.dim}"
+
+
+def _behind(x: Tensor, dim: int) -> int:
+    """How many axes follow ``dim``."""
+    return x.ndim - 1 - dim if dim >= 0 else -1 - dim
 
 
 class PadImage(LipschitzLayer):

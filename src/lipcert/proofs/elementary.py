@@ -148,14 +148,13 @@ def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation
     return Operation("householder", shape_in, constant, "vectors", module, error, fields, claim=1.0, largest=big)
 
 
-def _pad(module: frozen.FrozenPad, shape_in: Shape) -> Operation:
+def _pad(module: shape.PadChannels, shape_in: Shape) -> Operation:
     _require_own_batch(module.dim, shape_in)
-    out = shape_after(module, shape_in)
-    fields = {"channels": out[0]} if _channels(module.dim, shape_in) else None
-    return Operation("pad_channels", out, 1.0, "exact", module, fields=fields)
+    fields = {"channels": module.channels} if _channels(module.dim, shape_in) else None
+    return Operation("pad_channels", shape_after(module, shape_in), 1.0, "exact", module, fields=fields)
 
 
-def _take(module: frozen.FrozenTake, shape_in: Shape) -> Operation:
+def _take(module: shape.TakeChannels, shape_in: Shape) -> Operation:
     _require_own_batch(module.dim, shape_in)
     fields = {"first": module.first, "count": module.count} if _channels(module.dim, shape_in) else None
     return Operation("take_channels", shape_after(module, shape_in), 1.0, "exact", module, fields=fields)
@@ -188,7 +187,8 @@ RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     nn.Sigmoid: _smooth("sigmoid", lambda m: 0.25, 8),
     nn.BatchNorm1d: _batch_norm,
     nn.BatchNorm2d: _batch_norm,
-    shape.PadChannels: _exact("pad_channels", channels="channels"),
+    shape.PadChannels: _pad,
+    shape.TakeChannels: _take,
     shape.PadImage: _exact("pad_image", multiple="multiple"),
     shape.SpaceToDepth: _exact("space_to_depth", block="block"),
     shape.Centre: _centre,
@@ -198,6 +198,4 @@ RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     activation.GroupSort: _group_sort,
     activation.Abs: _exact("abs"),
     frozen.FrozenHouseholder: _householder,
-    frozen.FrozenPad: _pad,
-    frozen.FrozenTake: _take,
 }
