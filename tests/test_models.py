@@ -1,5 +1,7 @@
 """Architectures: the published parameter counts, every method at every input size, specs that refuse nonsense."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import ValidationError
@@ -21,7 +23,76 @@ def parameters(name, **overrides):
 def test_sizes_have_the_published_parameter_counts(size, millions):
     assert parameters(f"sll_{size}") / 1e6 == pytest.approx(millions, abs=0.06)
     assert parameters(f"cpl_{size}") / 1e6 == pytest.approx(millions, abs=0.1)  # without q
-    assert parameters(f"aol_{size}") / 1e6 == pytest.approx(millions, abs=0.1)
+    assert parameters(f"sll_{size}", method="aol") / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+PUBLISHED = {  # name: (parameters here, millions as printed, rounded or cut), as docs/published.md has them
+    "cayley_large": (21_605_482, 21),
+    "soc_20": (27_209_578, 27),
+    "soc_plus_20": (27_212_058, 27),
+    "cpl_xl": (236_415_480, 236),
+    "aol_large": (136_193_664, 136),
+    "lot_20": (17_798_858, None),
+    "eco_20": (15_008_618, None),
+    "bcop_large": (2_398_506, 2),
+    "sandwich_kw1": (2_982_122, 3),
+    "sandwich_kw2": (11_911_626, 12),
+    "sandwich_kw4": (47_612_810, 48),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_networks_have_their_parameters(name):
+    expected, millions = PUBLISHED[name]
+    assert parameters(name) == expected
+    assert millions in (None, expected // 10**6, round(expected / 1e6))
+
+
+def test_the_page_of_published_networks_has_these_numbers():
+    page = (Path(__file__).parents[1] / "docs" / "published.md").read_text(encoding="utf-8")
+    for name, (count, millions) in PUBLISHED.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        printed = "–" if millions is None else f"{millions} M"
+        assert f" {count:,} | {printed} |" in row
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [
+        ("kw_large", {"channels": 4, "conv_layers": 4, "dense_layers": 2, "dense_hidden": 12}),
+        ("lipconvnet", {"channels": 2, "conv_layers": 5, "dense_layers": 0}),
+        ("patches", {"stem": 2, "channels": 12, "conv_layers": 1, "dense_layers": 2, "dense_hidden": 128}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("aol_affine", "first"),
+        ("sn_surrogate", "normalized"),
+        ("cayley", "first"),
+        ("soc_plus", "normalized"),
+        ("orthogonal", "first"),
+        ("sandwich", "first"),
+    ],
+)
+def test_the_rivals_layouts_are_proved(layout, fields, method, head):
+    """Small copies of the published networks, end to end: built, frozen, audited."""
+    torch.manual_seed(0)
+    spec = ModelSpec(
+        method=method, layout=layout, head=head, pool=1, num_classes=3, image_shape=(1, 8, 8), **fields
+    )  # fmt: skip
+    model = build(spec).eval()
+    x = torch.rand(2, 1, 8, 8)
+    assert model(x).shape == (2, 3)
+    frozen = lc.freeze(model)
+    assert torch.allclose(frozen(x), model(x), atol=1e-4)
+    report = lc.audit(frozen, (1, 8, 8))
+    assert report.ok
+    bound = lc.lipschitz_bound(model[0])
+    assert bound == 1.0
+    # A convolution with zeros around it carries what the grid cannot exclude, 1 % each.
+    convolutions = sum(isinstance(part, lc.AffineConv2d) for part in model.modules())
+    assert report.pairwise.max() <= (1.42 if head == "first" else 2.01) * 1.01**convolutions
 
 
 def test_the_printed_table_is_another_architecture():
@@ -65,6 +136,8 @@ def test_dividing_by_std_costs_radius():
         ({"mean": (0.5,)}, "one value per image channel, 3; got 1"),
         ({"method": "svd"}, "Input should be"),
         ({"image_shape": (3, 0, 32)}, "all positive"),
+        ({"layout": "kw_large"}, r"layout kw_large has .*\(1, 1, 4, 2\); got \(2, 1, 4, 3\)"),
+        ({"layout": "patches"}, "changes its width, which a residual cannot; got sll"),
     ],
 )
 def test_specs_refuse_nonsense(overrides, message):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.contract import lipschitz_bound as lipschitz_bound
     from lipcert.layers.general import GeneralConv2d as GeneralConv2d
     from lipcert.layers.general import GeneralLinear as GeneralLinear
+    from lipcert.layers.head import FirstLogits as FirstLogits
     from lipcert.layers.head import NormalizedHead as NormalizedHead
     from lipcert.layers.orthogonal import OrthogonalLinear as OrthogonalLinear
     from lipcert.layers.orthogonal_conv import OrthogonalConv2d as OrthogonalConv2d
@@ -92,6 +93,7 @@ _HOME = {
     "lipschitz_bound": "layers.contract",
     "GeneralConv2d": "layers.general",
     "GeneralLinear": "layers.general",
+    "FirstLogits": "layers.head",
     "NormalizedHead": "layers.head",
     "OrthogonalLinear": "layers.orthogonal",
     "OrthogonalConv2d": "layers.orthogonal_conv",

@@ -126,7 +126,7 @@ def certified_sums(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str
 
     backbone, head = model.children()
     logits = model(inputs)
-    assert isinstance(head, lc.NormalizedHead)  # what models.build makes
+    assert isinstance(head, (lc.NormalizedHead, lc.FirstLogits))  # what models.build makes
     radii = certified_radii(logits, labels, head.pairwise_bound() * lc.lipschitz_bound(backbone))
     certified = {f"certified {name}": radii > radius for name, radius in RADII.items()}
     return {"natural": logits.argmax(dim=1) == labels, **certified}

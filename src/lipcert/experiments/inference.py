@@ -17,7 +17,7 @@ from lipcert.certification.radius import certified_radii
 from lipcert.data.dataset import ImageData
 from lipcert.frozen import freeze
 from lipcert.layers.contract import lipschitz_bound
-from lipcert.layers.head import NormalizedHead
+from lipcert.layers.head import FirstLogits, NormalizedHead
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.proofs.audit import chain
@@ -62,7 +62,7 @@ def time_test_set(model: str, test: ImageData, *, examples: int | None = None) -
 @torch.no_grad()
 def _forward(network: torch.nn.Sequential, test: ImageData, device: torch.device) -> float:
     backbone, head = network
-    assert isinstance(head, NormalizedHead)  # what models.build makes
+    assert isinstance(head, (NormalizedHead, FirstLogits))  # what models.build makes
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
     pairwise = head.pairwise_bound() * lipschitz_bound(backbone)

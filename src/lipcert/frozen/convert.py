@@ -259,6 +259,7 @@ RULES: dict[type, Callable[[Any], nn.Module]] = {
     sandwich.SandwichLinear: _sandwich_linear,
     sandwich.SandwichConv2d: _sandwich_conv,
     head.NormalizedHead: _head,
+    head.FirstLogits: lambda layer: shape.TakeChannels(layer.num_classes),
     shape.Pixelwise: _pixelwise,
     activation.Householder: _householder,
     shape.ConvexCombination: _combination,

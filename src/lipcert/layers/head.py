@@ -17,6 +17,7 @@ from lipcert.algebra.scale import at_least_float32, no_autocast
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
 from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_vouched
+from lipcert.layers.shape import TakeChannels
 
 
 class NormalizedHead(LipschitzLayer):
@@ -97,3 +98,28 @@ class NormalizedHead(LipschitzLayer):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
+
+
+class FirstLogits(TakeChannels):
+    """The first coordinates of a 1-Lipschitz map as logits, as AOL's networks end: no parameters.
+
+    Shape:
+        (N, C) with C ≥ num_classes → (N, num_classes).
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.num_classes = num_classes
+
+    def unit_weight(self) -> Tensor:  # (num_classes, num_classes)
+        """The rows that logits are: unit vectors."""
+        return torch.eye(self.num_classes)
+
+    def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
+        """√2 for each pair, rounded up, and 0 on the diagonal."""
+        require_vouched(self, "pairwise_bound")
+        up = math.nextafter(math.sqrt(2), 2.0)
+        return up * (1 - torch.eye(self.num_classes, dtype=torch.float64))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_classes}"

@@ -1,5 +1,5 @@
 """Named architectures: the paper's four sizes per method, as its parameter counts have them and as its table
-prints them, and small siblings that train on a CPU in minutes.
+prints them, its rivals' as published, and small siblings that train on a CPU in minutes.
 
 The printed table of sizes ("SLL architecture") does not give the parameter counts of Table 1 for L and XL;
 the sizes below do: 41.4, 78.8, 118.3 and 236.5 million on CIFAR-10. ``sll_table3_*`` are the printed ones.
@@ -76,6 +76,8 @@ def _register(name: str, defaults: dict[str, Any]) -> None:
 TORUS = ("cayley", "soc", "soc_plus", "lot", "eco", "bro", "bcop", "sandwich")
 for _size, _fields in _SIZES.items():
     for _method in get_args(Method):
+        if _method in ("aol", "aol_affine") and _size not in ("nano", "tiny"):
+            continue  # AOL's own sizes are below; its T in the paper's: model_spec("sll_large", method="aol")
         if _method not in TORUS:
             _register(f"{_method}_{_size}", {"method": _method, **_fields})
         elif _size in ("nano", "tiny"):
@@ -83,3 +85,27 @@ for _size, _fields in _SIZES.items():
             _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel})
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})
+_register("cpl_xl", {"method": "cpl", **_SIZES["xlarge"]})
+
+# The rivals as published (docs/published.md has each count beside the printed one).
+_KW_LARGE = {"layout": "kw_large", "conv_layers": 4, "dense_layers": 2, "pool": 1, "head": "first"}
+_LIPCONVNET = {"layout": "lipconvnet", "channels": 32, "pool": 1, "dense_layers": 0, "head": "first"}
+_PATCHES = {"layout": "patches", "stem": 4, "pool": 1, "conv_layers": 12, "dense_layers": 14, "head": "first"}
+
+
+def _kw_large(method: str, width: int) -> dict[str, Any]:
+    return {"method": method, **_KW_LARGE, "channels": 32 * width, "dense_hidden": 512 * width}
+
+
+_register("cayley_large", _kw_large("cayley", 3))
+_register("bcop_large", _kw_large("bcop", 1))
+for _width in (1, 2, 4):
+    _register(f"sandwich_kw{_width}", _kw_large("sandwich", _width))
+for _method in ("soc", "soc_plus", "lot"):
+    for _depth in (5, 10, 15, 20, 25, 30, 35, 40):
+        _register(f"{_method}_{_depth}", {"method": _method, **_LIPCONVNET, "conv_layers": _depth})
+_register(
+    "eco_20", {"method": "eco", **_LIPCONVNET, "conv_layers": 20, "kernel_size": 2}
+)  # which divides the image
+for _size, _width in (("small", 16), ("medium", 32), ("large", 48)):
+    _register(f"aol_{_size}", {"method": "aol_affine", **_PATCHES, "channels": 192, "dense_hidden": 64 * _width})

@@ -1,8 +1,8 @@
 """What a network is, without torch: a frozen, checked record that fits in a config file.
 
-One architecture family covers the paper's models: space-to-depth stem, zero channels up to the width,
-convolutions, scaled average pooling, dense layers, normalised head. The method says which layer and
-which T.
+One layout covers the paper's models: space-to-depth stem, zero channels up to the width, convolutions, scaled
+average pooling, dense layers, normalised head. Three more are those of its rivals (``families``). The method says
+which layer and which T.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Method = Literal[
     "rescaled",
     "sn",
     "sn_surrogate",
+    "aol_affine",  # as published: affine, MaxMin between the layers
     "orthogonal",  # Cayley, dense, on every pixel
     "cayley",
     "soc",
@@ -43,6 +44,10 @@ class ModelSpec(BaseModel):
 
     method: Method = "sll"
     """Which layer, and which T."""
+    layout: Literal["flat", "kw_large", "lipconvnet", "patches"] = "flat"
+    """flat is the paper's; kw_large Cayley's, BCOP's and Sandwich's; lipconvnet SOC's and LOT's; patches AOL's."""
+    head: Literal["normalized", "first"] = "normalized"
+    """Unit rows, or the first coordinates of a 1-Lipschitz map."""
     stem: int = Field(default=1, ge=1)
     """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
     channels: int = Field(ge=1)
@@ -87,24 +92,48 @@ class ModelSpec(BaseModel):
                 f"channels must be at least the image channels times stem², {colours * self.stem**2}; got "
                 f"{self.channels}"
             )
+        if self.layout != "flat":
+            self._require_layout()
         for name, values in (("mean", self.mean), ("std", self.std)):
             if values is not None and len(values) != colours:
                 raise ValueError(f"{name} must have one value per image channel, {colours}; got {len(values)}")
         return self
 
+    def _require_layout(self) -> None:
+        fixed = {"kw_large": (1, 1, 4, 2), "lipconvnet": (1, 1, self.conv_layers, 0)}
+        want = fixed.get(self.layout, (self.stem, 1, self.conv_layers, self.dense_layers))
+        have = (self.stem, self.pool, self.conv_layers, self.dense_layers)
+        if have != want:
+            raise ValueError(
+                f"layout {self.layout} has (stem, pool, conv_layers, dense_layers) = {want}; got {have}"
+            )
+        if self.method.startswith(("sll", "cpl", "rescaled")) or self.method == "aol":
+            raise ValueError(f"layout {self.layout} changes its width, which a residual cannot; got {self.method}")
+        if self.layout == "lipconvnet" and (self.conv_layers % 5 or not self.conv_layers):
+            raise ValueError(f"lipconvnet has five groups of convolutions; got conv_layers {self.conv_layers}")
+        if self.layout == "lipconvnet" and self.head == "first" and self.features > 32 * self.channels:
+            raise ValueError(f"head 'first' needs one pixel at the end, of 32 × 32; got images {self.image_shape}")
+        pixels = self.pixels[0] * self.pixels[1]
+        if self.layout == "patches" and self.dense_hidden % pixels:
+            raise ValueError(f"dense_hidden must be a multiple of the pixels, {pixels}; got {self.dense_hidden}")
+
     @property
     def block(self) -> int:
         """Height and width of the image are padded with zeros to a multiple of this."""
-        return self.stem * self.pool
+        return {"kw_large": 4, "lipconvnet": 32}.get(self.layout, self.stem * self.pool)
 
     @property
     def pixels(self) -> tuple[int, int]:
-        """Height and width of what the convolutions see."""
+        """Height and width of what the first convolution sees."""
         _, high, wide = self.image_shape
-        return -(-high // self.block) * self.pool, -(-wide // self.block) * self.pool
+        each = self.block // self.stem
+        return -(-high // self.block) * each, -(-wide // self.block) * each
 
     @property
     def features(self) -> int:
-        """Inputs of the dense layers."""
+        """Inputs of the dense layers, or of the head where there are none."""
+        if self.layout == "patches":
+            return self.dense_hidden
         _, high, wide = self.image_shape
-        return self.channels * -(-high // self.block) * -(-wide // self.block)
+        channels = {"kw_large": 2, "lipconvnet": 32}.get(self.layout, 1) * self.channels
+        return channels * -(-high // self.block) * -(-wide // self.block)

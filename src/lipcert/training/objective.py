@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert import losses
-from lipcert.layers.head import NormalizedHead
+from lipcert.layers.head import FirstLogits, NormalizedHead
 from lipcert.training.config import TrainConfig, radius_factor
 
 
@@ -39,8 +39,8 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float
         if isinstance(made, losses.EMMA):
             made.epsilon = radius * radius_factor(progress)
         *_, head = network.children()
-        assert isinstance(head, NormalizedHead)  # what models.build makes
-        rows = head.unit_weight()
+        assert isinstance(head, (NormalizedHead, FirstLogits))  # what models.build makes
+        rows = head.unit_weight().to(logits.device)
         return made(logits, labels, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist"))
 
     return loss_of

@@ -1,0 +1,65 @@
+"""The rivals' own layouts: what stands between the mean shift and the head.
+
+- ``kw_large``: four convolutions, every second one halving the image, and two dense layers (Li et al. 2019,
+  Trockman & Kolter 2021, Wang & Manchester 2023). A kernel is halved where the image is.
+- ``lipconvnet``: five groups of convolutions, each ending in one that halves the image and doubles the width
+  (Singla & Feizi 2021, Xu et al. 2022).
+- ``patches``: 4 × 4 pixels to channels, convolutions on them, dense layers of one width (Prach & Lampert 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from lipcert.layers.shape import SpaceToDepth, TakeChannels
+from lipcert.models.pieces import affine_conv, affine_dense, conv, dense
+from lipcert.models.spec import ModelSpec
+
+
+def kw_large(spec: ModelSpec) -> Iterator[nn.Module]:
+    (high, wide), width, kernel = spec.pixels, spec.channels, spec.kernel_size
+    half, small = (high // 2, wide // 2), max(1, kernel // 2)
+    yield from conv(spec, spec.image_shape[0], width, kernel, (high, wide))
+    yield from conv(spec, width, width, small, (high, wide), stride=2)
+    yield from conv(spec, width, 2 * width, kernel, half)
+    yield from conv(spec, 2 * width, 2 * width, small, half, stride=2)
+    yield nn.Flatten()
+    yield from dense(spec, spec.features, spec.dense_hidden)
+    yield from dense(spec, spec.dense_hidden, spec.dense_hidden)
+    if spec.head == "first":
+        yield affine_dense(spec, spec.dense_hidden, spec.num_classes)
+
+
+def lipconvnet(spec: ModelSpec) -> Iterator[nn.Module]:
+    inputs, width, (high, wide) = spec.image_shape[0], spec.channels, spec.pixels
+    for group in range(5):
+        for _ in range(spec.conv_layers // 5 - 1):
+            yield from conv(spec, inputs, width, spec.kernel_size, (high, wide))
+            inputs = width
+        kernel = 1 if group == 4 else spec.kernel_size
+        yield from conv(spec, inputs, 2 * width, kernel, (high, wide), stride=2)
+        inputs = width = 2 * width
+        high, wide = high // 2, wide // 2
+    if spec.head == "first":  # one pixel is left
+        yield affine_conv(spec, width, spec.num_classes, 1, (high, wide))
+    yield nn.Flatten()
+
+
+def patches(spec: ModelSpec) -> Iterator[nn.Module]:
+    image, width = spec.pixels, spec.channels
+    yield SpaceToDepth(spec.stem)
+    yield from conv(spec, spec.image_shape[0] * spec.stem**2, width, 1, image)
+    for _ in range(spec.conv_layers):
+        yield from conv(spec, width, width, spec.kernel_size, image)
+    yield affine_conv(spec, width, width, 1, image)
+    yield TakeChannels(spec.dense_hidden // (image[0] * image[1]))
+    yield nn.Flatten()
+    for _ in range(spec.dense_layers - 1):
+        yield from dense(spec, spec.dense_hidden, spec.dense_hidden)
+    if spec.dense_layers:
+        yield affine_dense(spec, spec.dense_hidden, spec.dense_hidden)
+
+
+FAMILIES = {"kw_large": kw_large, "lipconvnet": lipconvnet, "patches": patches}

@@ -1,0 +1,87 @@
+"""One convolution, one dense layer, and what stands between affine ones, by the name of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from lipcert.layers.activation import Abs, Householder, MaxMin
+from lipcert.layers.affine import AffineConv2d, AffineLinear
+from lipcert.layers.orthogonal import OrthogonalLinear
+from lipcert.layers.orthogonal_conv import OrthogonalConv2d
+from lipcert.layers.residual import ResidualConv2d, ResidualLinear
+from lipcert.layers.sandwich import SandwichConv2d, SandwichLinear
+from lipcert.layers.shape import Pixelwise
+from lipcert.models.spec import ModelSpec
+
+# method → bound, where the names differ
+RESIDUAL = {"cpl": "spectral", "cpl_surrogate": "spectral_surrogate", "sll_inert": "sll"}
+AFFINE = {"sn": "spectral", "sn_surrogate": "spectral_surrogate", "aol_affine": "aol"}
+# method → how a convolution is made orthogonal; dense layers are by Cayley, whatever their shape
+ORTHOGONAL = {
+    "cayley": "cayley",
+    "soc": "exp",
+    "soc_plus": "exp",
+    "lot": "lot",
+    "eco": "eco",
+    "bro": "reflector",
+    "bcop": "bcop",
+    "orthogonal": "pixel by pixel",
+}
+
+
+def changes_width(spec: ModelSpec) -> bool:
+    return spec.method in (*AFFINE, *ORTHOGONAL, "sandwich")
+
+
+def affine_conv(
+    spec: ModelSpec, inputs: int, outputs: int, kernel: int, image: tuple[int, int], stride: int = 1
+) -> nn.Module:
+    """A convolution without an activation, of a method that has one."""
+    if spec.method in AFFINE:
+        return AffineConv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bound=AFFINE[spec.method])
+    if spec.method == "orthogonal" and stride == 1:
+        return Pixelwise(OrthogonalLinear(inputs, outputs))
+    method = {"orthogonal": "cayley", "sandwich": "cayley"}.get(spec.method, ORTHOGONAL.get(spec.method, ""))
+    return OrthogonalConv2d(inputs, outputs, kernel, image_size=image, method=method, stride=stride)
+
+
+def conv(
+    spec: ModelSpec, inputs: int, outputs: int, kernel: int, image: tuple[int, int], stride: int = 1
+) -> Iterator[nn.Module]:
+    """A convolution and what follows it."""
+    if spec.method == "sandwich":
+        yield SandwichConv2d(inputs, outputs, kernel, image_size=image, stride=stride, activation=spec.activation)
+    elif changes_width(spec):
+        yield affine_conv(spec, inputs, outputs, kernel, image, stride)
+        yield between(spec, outputs)
+    else:
+        bound = "aol" if spec.method == "sll_inert" else RESIDUAL.get(spec.method, spec.method)
+        yield ResidualConv2d(inputs, spec.conv_hidden, kernel, bound=bound, activation=spec.activation)
+
+
+def affine_dense(spec: ModelSpec, inputs: int, outputs: int) -> nn.Module:
+    """A dense layer without an activation, of a method that has one."""
+    if spec.method in AFFINE:
+        return AffineLinear(inputs, outputs, bound=AFFINE[spec.method])
+    return OrthogonalLinear(inputs, outputs)
+
+
+def dense(spec: ModelSpec, inputs: int, outputs: int) -> Iterator[nn.Module]:
+    """A dense layer and what follows it; a residual keeps its inputs, ``outputs`` being its neurons."""
+    if spec.method == "sandwich":
+        yield SandwichLinear(inputs, outputs, activation=spec.activation)
+    elif changes_width(spec):
+        yield affine_dense(spec, inputs, outputs)
+        yield between(spec, outputs)
+    else:
+        bound = RESIDUAL.get(spec.method, spec.method)
+        yield ResidualLinear(inputs, outputs, bound=bound, activation=spec.activation)
+
+
+def between(spec: ModelSpec, channels: int) -> nn.Module:
+    """What follows an affine layer: MaxMin keeps the norm of each pair; |x| where one would be left over."""
+    if spec.method == "soc_plus":
+        return Householder(channels)
+    return Abs() if channels % 2 else MaxMin()
