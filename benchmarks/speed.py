@@ -25,7 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lipcert as lc
+from lipcert.algebra.torus import MAPS
 from lipcert.training.checkpoint import write_json
+from textbook import Unconstrained, textbook
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLED = {"lipcert, sampled gradient": "sampled_gradient", "lipcert, sampled surrogate": "sampled_surrogate"}
@@ -113,6 +115,22 @@ def peers(dense: tuple[int, int] | None = None, conv: tuple[int, int] | None = N
     return found
 
 
+def on_torus(method: str, channels: int, image: int) -> dict[str, Make]:
+    """An orthogonal or a sandwich convolution of 3 × 3 parameters (ECO: 2 × 2) on a circular image."""
+    kernel = 2 if method == "eco" else 3
+
+    def ours() -> nn.Module:
+        if method == "sandwich":
+            return lc.SandwichConv2d(channels, channels, kernel, image_size=image)
+        return lc.OrthogonalConv2d(channels, channels, kernel, image_size=image, method=method)
+
+    return {
+        "textbook": lambda: textbook(method, channels, image),
+        "unconstrained": lambda: Unconstrained(channels, kernel, method == "sandwich"),
+        "lipcert": ours,
+    }
+
+
 class TextbookNet(nn.Sequential):
     """``sll_small`` with the layers above."""
 
@@ -165,11 +183,17 @@ CONV = [
     (64, 64, 8, 256),
     (128, 128, 8, 64),
 ]
+TORUS = [(64, 8, 256), (32, 16, 64)]
 DEPTHS = (2, 4)
 CASES: dict[str, Case] = {
     **{f"dense-{m}x{n}-b{b}": (lambda m=m, n=n: dense(m, n), (b, m)) for m, n, b in DENSE},
     **{f"dense-1024x1024-b256-deep{d}": (lambda d=d: deep(dense(1024, 1024), d), (256, 1024)) for d in DEPTHS},
     **{f"conv-{c}x{h}-{s}x{s}-b{b}": (lambda c=c, h=h: conv(c, h), (b, c, s, s)) for c, h, s, b in CONV},
+    **{
+        f"{method}-{c}-{s}x{s}-b{b}": (lambda method=method, c=c, s=s: on_torus(method, c, s), (b, c, s, s))
+        for c, s, b in TORUS
+        for method in (*MAPS, "sandwich")
+    },
     **{f"sll_small-b{b}": (small, (b, 3, 32, 32)) for b in (64, 256)},
 }
 
