@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import platform
 from pathlib import Path
 
@@ -203,6 +204,79 @@ def figure(certified: Path, attacked: Path):
     return alt.layer(*layers).properties(width=560, height=280, background="#ffffff", title="CIFAR-10, sll_tiny")
 
 
+FAMILIES = {
+    "residual": ("sll", "cpl", "aol", "rescaled"),
+    "affine": ("sn", "aol_affine"),
+    "orthogonal": ("cayley", "soc", "lot", "eco", "bro", "bcop", "orthogonal"),
+    "sandwich": ("sandwich",),
+}
+COLOURS = ["#0067a3", "#7a5195", "#b84700", "#2e7d32"]
+COSTS = {  # title → what a row of a comparison says of it
+    "training step (ms)": lambda row: 1000 * row["step_seconds"],
+    "inference of 256 images (ms)": lambda row: 1000 * row["inference_seconds"],
+    "peak memory of a training (GB)": lambda row: row["peak_bytes"] / 1e9,
+    "parameters (millions)": lambda row: row["parameters"] / 1e6,
+}
+
+
+def family(method: str) -> str:
+    exact = [name for name, members in FAMILIES.items() if method in members]
+    return exact[0] if exact else next(n for n, m in FAMILIES.items() if method.startswith(m))
+
+
+def spread_labels(points: list[dict]) -> None:
+    """A height for each name: its point's, moved up until no name nearby is in the way."""
+    low, high = min(p["share"] for p in points), max(p["share"] for p in points)
+    widest = math.log(max(p["cost"] for p in points) / min(p["cost"] for p in points) * 2)
+    placed: list[dict] = []
+    for point in sorted(points, key=lambda p: p["share"]):
+        point["label"] = point["share"]
+        near = [q for q in placed if abs(math.log(q["cost"] / point["cost"])) < widest / 4]
+        point["label"] = max([point["share"], *(q["label"] + (high - low) / 20 for q in near)])
+        placed.append(point)
+
+
+def pareto(path: Path):
+    """Certified accuracy against each cost; the line joins the methods that no other beats in both."""
+    import altair as alt
+
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = [row for row in record["rows"] if row["certified"]]
+    colour = alt.Color(
+        "family:N",
+        title=None,
+        scale=alt.Scale(domain=list(FAMILIES), range=COLOURS),
+        legend=alt.Legend(orient="top", symbolSize=90),
+    )
+    panels = []
+    for title, cost in COSTS.items():
+        points = [
+            {
+                "method": row["method"],
+                "family": family(row["method"]),
+                "cost": cost(row),
+                "share": 100 * row["certified"]["36/255"]["mean"],
+            }
+            for row in rows
+        ]
+        spread_labels(points)
+        best = [p for p in points if not any(q["cost"] <= p["cost"] and q["share"] > p["share"] for q in points)]
+        reach = [min(p["cost"] for p in points) / 1.3, max(p["cost"] for p in points) * 1.6]
+        x = alt.X("cost:Q", title=title, scale=alt.Scale(type="log", domain=reach, nice=False))
+        y = alt.Y("share:Q", title="certified at 36/255 (%)", scale=alt.Scale(zero=False, padding=14))
+        front = alt.Chart(alt.Data(values=best)).mark_line(
+            color="#9aa0a6", interpolate="step-after", strokeWidth=1.5
+        )
+        dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True, size=80, opacity=1)
+        names = alt.Chart(alt.Data(values=points)).mark_text(align="left", dx=7, dy=-5, fontSize=11)
+        words = names.encode(x=x, y=alt.Y("label:Q"), text="method:N", color=colour)
+        layers = (front.encode(x=x, y=y), dots.encode(x=x, y=y, color=colour), words)
+        panels.append(alt.layer(*layers).properties(width=380, height=260))
+    about = f"{record['plan']['data'][0]}, {record['plan']['seconds']:g} s of one thread for each method"
+    grid = alt.vconcat(alt.hconcat(*panels[:2]), alt.hconcat(*panels[2:]))
+    return grid.properties(background="#ffffff", title=about)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
@@ -227,7 +301,7 @@ def main() -> None:
         rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
         write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
     if arguments.docs:
-        for name in ("README.md", "docs/results.md", "docs/compare.md", "docs/speed.md"):
+        for name in ("README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"):
             path = ROOT / name
             path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
         import vl_convert
@@ -236,6 +310,8 @@ def main() -> None:
             ROOT / "results/certified/cifar10-sll_tiny.jsonl.gz", ROOT / "results/attacked/cifar10-sll_tiny.json"
         )
         (ROOT / "docs/certified.svg").write_text(vl_convert.vegalite_to_svg(drawn.to_dict()), encoding="utf-8")
+        drawn = pareto(ROOT / "results/comparison/rivals.json")
+        (ROOT / "docs/pareto.svg").write_text(vl_convert.vegalite_to_svg(drawn.to_dict()), encoding="utf-8")
 
 
 if __name__ == "__main__":

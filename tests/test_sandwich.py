@@ -15,6 +15,7 @@ from lipcert.certification.certify import certify
 from lipcert.check import check
 from lipcert.frozen import FrozenResidual
 from lipcert.proofs.audit import chain
+from lipcert.verified import convolution
 from table import jacobian
 from test_torus import ROUNDING, circulant
 
@@ -153,3 +154,95 @@ def test_leading_axes_are_kept_when_frozen():
         assert torch.allclose(frozen(x), layer(x), atol=1e-5)
         report = lc.audit(frozen, (4, 5))
         assert report.lipschitz <= 1
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_part_that_is_the_same_at_every_frequency_pays_no_loss(stride):
+    """ρ of [W; S] with one tap in S: at most ρ of W, by its grid, plus ρ of S; at least what a fine grid finds."""
+    rng = np.random.default_rng(0)
+    for size in (1e-3, 1.0, 1e3):
+        kernel = rng.standard_normal((4, 6, 3, 3))
+        kernel[:, 3:] = 0
+        for channel, tap in ((3, (1, 1)), (4, (1, 1)), (5, (0, 2))):  # each its own tap, the same for all filters
+            kernel[(slice(None), channel, *tap)] = size * rng.standard_normal(4)
+        gamma = rng.uniform(0.5, 2.0, 4)
+        found = convolution.conv_rho_bound(kernel, gamma, stride=stride)
+        scaled = kernel * np.sqrt(gamma)[:, None, None, None]
+        split = convolution.polyphase(scaled, stride)[0]
+        spectrum = np.fft.fft2(split, s=(128, 128)).transpose(2, 3, 0, 1)
+        truth = np.linalg.norm(spectrum, 2, axis=(2, 3)).max() ** 2
+        assert truth <= found.value <= 1.03 * truth + 1e-9
+        still = np.linalg.norm(scaled[:, 3:].sum(axis=(2, 3)), 2) ** 2
+        rest = convolution.conv_rho_bound(kernel[:, :3], gamma, stride=stride)
+        if found.method == "parts" and stride == 1:  # phases of a stride may have single taps in W too
+            assert found.value == pytest.approx(still + rest.value, rel=1e-9)
+    assert convolution.single_taps(convolution.polyphase(kernel)).tolist() == [False] * 3 + [True] * 3
+    kernel[0, 5, 0, 2], kernel[0, 5, 2, 0] = 0.0, 1.0  # another tap in one filter: no longer the same phase
+    assert convolution.single_taps(convolution.polyphase(kernel)).tolist() == [False] * 3 + [True, True, False]
+
+
+@pytest.mark.parametrize("bound", ["spectral", "rescaled"])
+def test_without_a_witness_a_general_convolution_freezes_to_itself(bound, tmp_path):
+    """The checker proves it by the same two parts; with γ a hundredth larger neither does."""
+    torch.manual_seed(0)
+    layer = lc.GeneralConv2d(4, 8, 6, 3, bound=bound)
+    frozen = lc.freeze(nn.Sequential(layer, nn.Flatten(), lc.NormalizedHead(384, 3)))
+    images = torch.randint(0, 256, (6, 4, 8, 8), dtype=torch.uint8)
+    x = images.float() / 255
+    assert torch.allclose(frozen[0](x), layer(x), atol=1e-5)
+    links = chain(frozen, (4, 8, 8))
+    assert links.lipschitz <= 1.75  # √3 for three unit rows
+    result = certify(links, x, frozen(x).argmax(dim=1))
+    path = write_certificate(tmp_path, links, frozen, images, result)
+    assert check(path).ok
+    frozen[0][1].gamma *= 1.05
+    more = chain(frozen, (4, 8, 8)).parts[1].lipschitz
+    norm = torch.linalg.matrix_norm(jacobian(copy.deepcopy(frozen[0][:2]).double(), x[:1].double()), 2)
+    assert norm <= more
+
+
+def test_a_sandwich_that_no_proof_reaches_is_refused(monkeypatch):
+    monkeypatch.setattr(convolution, "MANY_PRODUCTS", 1000)
+    with pytest.raises(lc.NotCertified, match=r"got \(3, 5\) channels on \(6, 6\)"):
+        lc.freeze(lc.SandwichConv2d(2, 3, 3, image_size=6))
+
+
+def test_frozen_reflections_stay_on_their_channels():
+    frozen = lc.freeze(lc.Householder(6))
+    for shape in ((3, 2), (3, 12), (6,)):
+        with pytest.raises(ValueError, match="expects 6 channels in dimension 1"):
+            frozen(torch.zeros(*shape))
+    with pytest.raises(ValueError, match="expects 6 channels"):
+        lc.audit(frozen, (2,))
+
+
+def test_vectors_empty_batches_and_another_default_dtype():
+    for layer in (lc.SandwichLinear(3, 4), lc.GeneralLinear(3, 2, 4)):
+        x = torch.randn(3)
+        assert torch.allclose(lc.freeze(layer)(x), layer(x), atol=1e-6)
+    strided = lc.SandwichConv2d(1, 3, 1, image_size=4, stride=2)
+    assert strided(torch.zeros(0, 1, 4, 4)).shape == (0, 3, 2, 2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for layer, shape in (
+            (lc.GeneralConv2d(2, 3, 4, dtype=torch.float32), (1, 2, 4, 4)),
+            (lc.SandwichConv2d(2, 3, image_size=4, dtype=torch.float32), (1, 2, 4, 4)),
+            (lc.SandwichLinear(5, 3, dtype=torch.float32), (1, 5)),
+        ):
+            frozen = lc.freeze(layer)
+            assert all(b.dtype == torch.float32 for n, b in frozen.named_buffers() if "witness" not in n)
+            assert frozen(torch.rand(shape, dtype=torch.float32)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("make", [lambda d: lc.PadChannels(4, d), lambda d: lc.TakeChannels(2, 1, d)])
+def test_axes_that_are_none_are_refused(make):
+    for dim in (1.0, None, True, "a"):
+        with pytest.raises(ValueError, match="dim must be an integer"):
+            make(dim)
+    for dim in (2, -3):
+        with pytest.raises(ValueError, match=f"in dimension {dim}; got"):
+            make(dim)(torch.zeros(2, 3))
+    with pytest.raises(lc.NotCertified, match="must not mix the examples"):
+        lc.audit(nn.Sequential(make(0)), (3,))

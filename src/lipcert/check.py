@@ -599,9 +599,9 @@ def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
         p.split, column = (-1, shape[0] // 2, 2, *shape[1:]), (shape[0] // 2, *[1] * (len(shape) - 1))
         vectors = [take(entry[name], (shape[0] // 2,)) for name in ("first", "second")]
         p.first, p.second = (half.reshape(column) for half in vectors)
-        squares = [Fraction(float(a)) ** 2 + Fraction(float(b)) ** 2 for a, b in zip(*vectors, strict=True)]
-        proved = above(max(Fraction(1), 2 * max(squares) - 1))
-        root = math.sqrt(above(max(squares))) * ROUND
+        square = float((vectors[0] ** 2 + vectors[1] ** 2).max()) * (1 + 8 * U)
+        proved = above(max(Fraction(1), 2 * Fraction(square) - 1))
+        root = math.sqrt(square) * ROUND
         rounding = Rounding(3, root, 0.0, 5, root)  # a residual of one neuron for each pair
     elif op == "scale":
         p.factor = number(entry["factor"], where)
@@ -647,6 +647,13 @@ def weighted(
     split = phases(kernel * root.reshape(*heads, 1, 1, 1), stride)  # within u of what it stands for
     if witness is not None and math.prod(heads) * heads[1] <= LIMIT:
         rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
+    single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(
+        axis=0
+    )  # inputs read by one tap, the same for all
+    if not rho <= goal and torus is None and single.any() and not single.all():
+        # The Gram matrix is a sum over inputs, and the part of those is the same at every frequency.
+        still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal)
+        rho = min(rho, (still + norm_squared(split[:, :, ~single], max(goal - still, 0.0))) * ROUND)
     if not rho <= goal:
         rho = min(rho, norm_squared(split, goal, torus))
     proved = above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf

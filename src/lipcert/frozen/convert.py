@@ -136,30 +136,29 @@ def _conv(layer: affine.AffineConv2d) -> nn.Module:
 
 
 def _orthogonal_conv(layer: orthogonal_conv.OrthogonalConv2d) -> nn.Module:
+    _require_torus(layer)
     kernel = copy.deepcopy(layer).double().kernel()
-    weight = contraction(kernel, lambda w: _on_torus(convolution.conv_norm_bound(w, torus=layer.inner), layer))
+    weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.inner).value)
     padding = (weight.shape[2] // 2, weight.shape[3] // 2)
     conv = plain_conv2d(weight, layer.bias, padding=padding, padding_mode="circular")
     return conv if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), conv)
 
 
-def _on_torus(
-    bound: dense.Bound, layer: orthogonal_conv.OrthogonalConv2d | orthogonal_conv.OrthogonalResidualConv2d
-) -> float:
-    """The bound, refused where it is of another operator: on the plane only ``bcop`` is orthogonal."""
-    if bound.method != "torus" and layer.method != "bcop":
+def _require_torus(layer: orthogonal_conv.OnTorus) -> None:
+    """Refused where the proof would be of another operator: on the plane only ``bcop`` is orthogonal."""
+    if not convolution.torus_fits(layer.inner, layer.rows, layer.columns) and layer.method != "bcop":
         raise NotCertified(
             "an orthogonal convolution must be small enough to be proved at each frequency of its image; got "
-            f"{tuple(layer.weight.shape[:2])} channels on {layer.inner}. Use fewer, a smaller image, or bcop."
+            f"{(layer.rows, layer.columns)} channels on {layer.inner}. Use fewer, a smaller image, or bcop."
         )
-    return bound.value
 
 
 def _orthogonal_residual(layer: orthogonal_conv.OrthogonalResidualConv2d) -> nn.Module:
-    ones = torch.ones(layer.hidden, device=layer.weight.device)
+    _require_torus(layer)
+    ones = torch.ones(layer.hidden, device=layer.weight.device, dtype=torch.float32)
 
     def norm(kernel: np.ndarray) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
-        rho = _on_torus(convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner), layer)
+        rho = convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner).value
         return math.sqrt(rho) * (1 + 2.0**-30)
 
     weight = contraction(copy.deepcopy(layer).double().kernel(), norm)
@@ -197,9 +196,13 @@ def _householder(layer: activation.Householder) -> nn.Module:
 
 def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
     """U·(x − WΛσ(z), Λ^½σ(z)) with ‖U‖ ≤ 1: zeros behind x, a residual (``frozen_expansion``), a product with U."""
-    u1, u2 = copy.deepcopy(layer).double().contraction()
-    mixing = contraction(torch.cat((u1, u2), dim=1), lambda w: dense.norm_bound(w).value)
     image = isinstance(layer, general.GeneralConv2d)
+
+    def norm(matrix: np.ndarray) -> float:  # as the audit proves it
+        one = matrix[:, :, None, None] if image else matrix
+        return (convolution.conv_norm_bound(one) if image else dense.norm_bound(one)).value
+
+    mixing = contraction(torch.cat(copy.deepcopy(layer).double().contraction(), dim=1), norm)
     last = plain_conv2d(mixing[:, :, None, None], None) if image else plain_linear(mixing, None)
     pad = shape.PadChannels(layer.inputs + layer.hidden, -3 if image else -1)
     return nn.Sequential(pad, frozen_expansion(layer), last)
@@ -212,6 +215,7 @@ def _sandwich_linear(layer: sandwich.SandwichLinear) -> nn.Module:
 
 
 def _sandwich_conv(layer: sandwich.SandwichConv2d) -> nn.Module:
+    _require_torus(layer)
     kernel = copy.deepcopy(layer).double().kernel()
     padding = (kernel.shape[2] // 2, kernel.shape[3] // 2)
     geometry = {"stride": (1, 1), "padding": padding, "padding_mode": "circular", "groups": 1}
@@ -231,12 +235,14 @@ def _sandwiched(
 
     A positively homogeneous σ does not see Ψ but in b: W = [B −A]ᵀ, γ = 1, the bias Ψb/√2.
     """
-    psi, one = layer.psi().double(), torch.ones(len(joined), device=joined.device)
+    psi, one = layer.psi().double(), torch.ones(len(joined), device=joined.device, dtype=torch.float32)
     weight, target = torch.cat((joined[:, layer.hidden :], -joined[:, : layer.hidden]), dim=1), one.double()
-    bias = scaled_bias(layer.bias, math.sqrt(2) / psi, one)
+    bias = scaled_bias(layer.bias, 1 / psi, one)
     if not layer.activation.homogeneous:
         weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
         target, bias = psi.square() / 2, scaled_bias(layer.bias, one[0], one)
+    elif bias is not None:
+        bias = bias / math.sqrt(2)
     bias = None if bias is None else bias.float()
     return Sought(weight.float(), target.cpu().numpy(), bias, layer.activation, None, geometry, torus).frozen()
 

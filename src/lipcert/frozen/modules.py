@@ -96,6 +96,11 @@ class FrozenHouseholder(nn.Module):
         self.register_buffer("second", second)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim] != 2 * len(self.first):
+            raise ValueError(
+                f"FrozenHouseholder expects {2 * len(self.first)} channels in dimension {self.dim}; got "
+                f"{tuple(x.shape)}. Use it on the inputs that it was built for."
+            )
         dim = self.dim % x.ndim
         a, b = x.unflatten(dim, (-1, 2)).unbind(dim + 1)
         each = (-1, *[1] * (a.ndim - dim - 1))

@@ -105,6 +105,7 @@ class Sought:
         if with_witness:
             return convolution.conv_rho_weighted(array, gamma, self.q, **placed)
         found = convolution.conv_rho_bound(array, gamma, **placed, torus=self.torus)
+        assert self.torus is None or found.method == "torus"  # a layer for one image is refused where none fits
         return convolution.by_grid_too(found, array, 2, **placed).value
 
 
@@ -120,7 +121,7 @@ def frozen_expansion(layer: Any) -> nn.Module:
     root = np.divide(1.0, np.sqrt(inner.target), out=np.zeros_like(inner.target), where=inner.target > 0)
     minus = -torch.from_numpy(root).float().to(inner.weight.device).diag()
     if inner.geometry is not None:
-        taps = torch.zeros(*minus.shape, *inner.weight.shape[2:], device=minus.device)
+        taps = torch.zeros(*minus.shape, *inner.weight.shape[2:], device=minus.device, dtype=minus.dtype)
         taps[:, :, taps.shape[2] // 2, taps.shape[3] // 2] = minus  # the pixel itself
         minus = taps
     return replace(inner, weight=torch.cat((inner.weight, minus), dim=1), target=inner.target / 2).frozen()

@@ -121,6 +121,12 @@ class OnTorus(LipschitzLayer, abc.ABC):
             return apply(matrices, x)
         return from_circles(apply(matrices, on_circles(x, self.torus)), self.inner)
 
+    def rearranged(self, x: Tensor) -> Tensor:
+        """Pixels to channels, as the stride says; ``pixel_unshuffle`` would leave an empty batch as it is."""
+        if len(x):
+            return F.pixel_unshuffle(x, self.stride)
+        return x.new_zeros(0, x.shape[1] * self.stride**2, *self.inner)
+
     def check(self, x: Tensor, channels: int) -> None:
         if x.ndim not in (3, 4) or tuple(x.shape[-3:]) != (channels, *self.image_size):
             raise ValueError(
@@ -175,7 +181,7 @@ class OrthogonalConv2d(OnTorus):
         self.check(x, self.in_channels)
         batch = at_least_float32(x if x.ndim == 4 else x[None])
         with no_autocast(x):
-            y = self.convolved(self.matrices(), F.pixel_unshuffle(batch, self.stride))
+            y = self.convolved(self.matrices(), self.rearranged(batch))
             if self.bias is not None:
                 y = y + at_least_float32(self.bias)[:, None, None]
         return (y if x.ndim == 4 else y[0]).to(x.dtype)

@@ -31,6 +31,11 @@ class _Sandwich(LipschitzLayer):
     log_psi: nn.Parameter
     bias: nn.Parameter | None
 
+    def _start_plain(self) -> None:
+        nn.init.zeros_(self.log_psi)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
     def psi(self) -> Tensor:
         return at_least_float32(self.log_psi).clamp(-LOG_PSI, LOG_PSI).exp()
 
@@ -76,12 +81,13 @@ class SandwichLinear(_Sandwich):
         self.weight = nn.Parameter(
             torch.empty(out_features, out_features + in_features, device=device, dtype=dtype)
         )
-        self.log_psi = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.log_psi = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         start_balanced_(self.weight)
+        self._start_plain()
 
     def matrix(self) -> Tensor:  # (k, k + m)
         """[A B], divided by what its measured deviation from orthonormal may add to the norm."""
@@ -134,13 +140,13 @@ class SandwichConv2d(_Sandwich, OnTorus):
         self.in_channels = positive_int("in_channels", in_channels)
         self.out_channels = self.hidden = positive_int("out_channels", out_channels)
         self.activation = slope_restricted(activation)
+        self.log_psi = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
         columns = out_channels + in_channels * positive_int("stride", stride) ** 2
         biases = out_channels if bias else None
         self.set_up(out_channels, columns, kernel_size, image_size, "cayley", stride, biases, device, dtype)
-        self.log_psi = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        super().reset_parameters()
+        self._start_plain()
         with torch.no_grad():
             start_balanced_(self.weight.zero_()[:, :, self.kernel_size[0] // 2, self.kernel_size[1] // 2])
 
@@ -149,7 +155,7 @@ class SandwichConv2d(_Sandwich, OnTorus):
         batch = at_least_float32(x if x.ndim == 4 else x[None])
         with no_autocast(x):
             made = self.matrices()
-            z = self.convolved(made[..., self.hidden :], F.pixel_unshuffle(batch, self.stride))
+            z = self.convolved(made[..., self.hidden :], self.rearranged(batch))
             y = self.convolved(made[..., : self.hidden].mH, self.middle(z, 2))
         return (y if x.ndim == 4 else y[0]).to(x.dtype)
 

@@ -72,15 +72,17 @@ class SpaceToDepth(_Blocks):
 class PadChannels(LipschitzLayer):
     """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 
+    dim = 1  # of layers pickled before there was another
+
     def __init__(self, channels: int, dim: int = 1) -> None:
         super().__init__()
-        self.channels, self.dim = positive_int("channels", channels), dim
+        self.channels, self.dim = positive_int("channels", channels), _axis(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[self.dim] > self.channels:
+        if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim] > self.channels:
             raise ValueError(
-                f"PadChannels expects (N, C, …) with C ≤ {self.channels}; got {tuple(x.shape)}. "
-                "Pass a larger number of channels: it cannot drop any."
+                f"PadChannels expects at most {self.channels} channels in dimension {self.dim}; got "
+                f"{tuple(x.shape)}. Pass a larger number of channels: it cannot drop any."
             )
         return F.pad(x, (0, 0) * _behind(x, self.dim) + (0, self.channels - x.shape[self.dim]))
 
@@ -96,15 +98,15 @@ class TakeChannels(LipschitzLayer):
 
     def __init__(self, count: int, first: int = 0, dim: int = 1) -> None:
         super().__init__()
-        self.count, self.first, self.dim = positive_int("count", count), first, dim
+        self.count, self.first, self.dim = positive_int("count", count), first, _axis(dim)
         if type(first) is not int or first < 0:
             raise ValueError(f"first must be an integer of at least 0; got {first!r}. Count channels from 0.")
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 2 or x.shape[self.dim] < self.first + self.count:
+        if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim] < self.first + self.count:
             raise ValueError(
-                f"TakeChannels expects (N, C, …) with C ≥ {self.first + self.count}; got {tuple(x.shape)}. "
-                "Take fewer."
+                f"TakeChannels expects at least {self.first + self.count} channels in dimension {self.dim}; got "
+                f"{tuple(x.shape)}. Take fewer."
             )
         return x.narrow(self.dim, self.first, self.count)
 
@@ -113,6 +115,12 @@ class TakeChannels(LipschitzLayer):
 
     def extra_repr(self) -> str:
         return f"{self.count}, first={self.first}, dim={self.dim}"
+
+
+def _axis(dim: int) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ValueError(f"dim must be an integer; got {dim!r}. Channels are dimension 1.")
+    return dim
 
 
 def _behind(x: Tensor, dim: int) -> int:

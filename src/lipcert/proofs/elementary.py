@@ -136,6 +136,8 @@ def _group_sort(module: Any, shape_in: Shape) -> Operation:
 
 def _householder(module: frozen.FrozenHouseholder, shape_in: Shape) -> Operation:
     _require_own_batch(module.dim, shape_in)
+    if len(module.first) != len(module.second) or shape_after(module, shape_in) != shape_in:
+        raise NotCertified("it must have one vector for each pair of channels; got others. Build it for them.")
     squares = module.first.double().square() + module.second.double().square()
     rho = up(float(squares.max()), 4)
     error = op.residual_error(rho, math.sqrt(rho) * op.ROUND, 0.0, (2, 2))  # κ = ‖|v|‖ = √ρ
