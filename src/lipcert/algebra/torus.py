@@ -65,21 +65,6 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:  # (frequencies, n, m), (N, m,
     return torch.fft.irfft2(moved.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size)
 
 
-def on_circles(x: Tensor, torus: Size) -> Tensor:  # (N, c, H, W) → (N·circles, c, *torus)
-    """The pixels that a convolution dilated by H/torus connects, as images of their own."""
-    count, channels, height, width = x.shape
-    apart = (height // torus[0], width // torus[1])
-    split = x.reshape(count, channels, torus[0], apart[0], torus[1], apart[1])
-    return split.permute(0, 3, 5, 1, 2, 4).flatten(0, 2)
-
-
-def from_circles(y: Tensor, size: Size) -> Tensor:  # (N·circles, c, *torus) → (N, c, H, W)
-    """The inverse of ``on_circles``."""
-    apart = (size[0] // y.shape[2], size[1] // y.shape[3])
-    split = y.unflatten(0, (-1, *apart))
-    return split.permute(0, 3, 4, 1, 5, 2).reshape(-1, y.shape[1], *size)
-
-
 def block_composition(matrix: Tensor, projections: Tensor, method: str) -> Tensor:
     """BCOP: (n, m) orthonormalised, composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
 

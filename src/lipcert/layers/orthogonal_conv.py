@@ -22,9 +22,7 @@ from lipcert.algebra.torus import (
     MAPS,
     apply,
     block_composition,
-    from_circles,
     kernel_of,
-    on_circles,
     symbols,
 )
 from lipcert.errors import NotCertified, one_of, pair, positive_int
@@ -99,27 +97,48 @@ class OnTorus(LipschitzLayer, abc.ABC):
         return block_composition(matrix, at_least_float32(self.projections), MAPS["bcop"])
 
     def matrices(self) -> Tensor:  # (frequencies, rows, columns), complex
-        """Q at half of the frequencies, of norm at most 1 but for rounding."""
-        if self.method == "bcop":
-            made = symbols(self.composed(), self.torus)
-        else:
-            unit, scale = normalise(self.weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
-            made = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
-        made = made * squared_norm(made, MAPS[self.method]).rsqrt()
+        """Q at half of the frequencies, of norm at most 1 but for rounding; not for ``bcop``."""
+        unit, scale = normalise(self.weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
+        made = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
+        made = made * squared_norm(made.detach(), MAPS[self.method]).rsqrt()
         return made[..., : self.rows, : self.columns]
 
     def kernel(self) -> Tensor:  # (rows, columns, K, K′), both odd
         """The same as a kernel of ``nn.Conv2d`` with circular padding (K − 1)/2 on images in strides."""
         if self.method == "bcop":
             made = self.composed()
-            return made * squared_norm(symbols(made, self.torus), MAPS["bcop"]).rsqrt()
-        apart = (self.inner[0] // self.torus[0], self.inner[1] // self.torus[1])
-        return kernel_of(self.matrices(), self.torus, apart)
+            return made * squared_norm(symbols(made.detach(), self.torus), MAPS["bcop"]).rsqrt()
+        return kernel_of(self.matrices(), self.torus, self.apart)
 
-    def convolved(self, matrices: Tensor, x: Tensor) -> Tensor:  # (N, columns, H, W) → (N, rows, H, W)
-        if self.torus == self.inner:
-            return apply(matrices, x)
-        return from_circles(apply(matrices, on_circles(x, self.torus)), self.inner)
+    @property
+    def apart(self) -> tuple[int, int]:
+        """How far apart the taps of ``eco`` are; 1 for the others."""
+        return self.inner[0] // self.torus[0], self.inner[1] // self.torus[1]
+
+    def operator(self) -> Tensor:
+        """Q by its matrices, or where it has few taps, (rows, columns, taps, taps), by those."""
+        if self.method == "bcop":
+            return self.kernel()
+        if self.method == "eco":
+            return kernel_of(self.matrices(), self.torus)[..., : self.torus[0], : self.torus[1]]
+        return self.matrices()
+
+    def convolved(self, operator: Tensor, x: Tensor) -> Tensor:  # (N, columns, H, W) → (N, rows, H, W)
+        if operator.ndim == 3:
+            return apply(operator, x)
+        (high, wide), (up, left) = operator.shape[2:], (size // 2 for size in operator.shape[2:])
+        margins = (left, wide - 1 - left, up, high - 1 - up)
+        high_apart, wide_apart = self.apart
+        steps = (wide_apart, wide_apart, high_apart, high_apart)
+        padded = F.pad(x, [m * s for m, s in zip(margins, steps, strict=True)], mode="circular")
+        return F.conv2d(padded, operator, dilation=self.apart)
+
+    def adjoint(self, operator: Tensor) -> Tensor:
+        """Qᵀ in the form of ``operator``: taps at opposite places, counted round the circle where they are even."""
+        if operator.ndim == 3:
+            return operator.mH
+        even = [1 - size % 2 for size in operator.shape[2:]]
+        return operator.transpose(0, 1).flip(2, 3).roll(even, (2, 3))
 
     def rearranged(self, x: Tensor) -> Tensor:
         """Pixels to channels, as the stride says; ``pixel_unshuffle`` would leave an empty batch as it is."""
@@ -181,7 +200,7 @@ class OrthogonalConv2d(OnTorus):
         self.check(x, self.in_channels)
         batch = at_least_float32(x if x.ndim == 4 else x[None])
         with no_autocast(x):
-            y = self.convolved(self.matrices(), self.rearranged(batch))
+            y = self.convolved(self.operator(), self.rearranged(batch))
             if self.bias is not None:
                 y = y + at_least_float32(self.bias)[:, None, None]
         return (y if x.ndim == 4 else y[0]).to(x.dtype)
@@ -229,12 +248,12 @@ class OrthogonalResidualConv2d(OnTorus):
         self.check(x, self.channels)
         batch = at_least_float32(x if x.ndim == 4 else x[None])
         with no_autocast(x):
-            matrices = self.matrices()
-            z = self.convolved(matrices, batch)
+            operator = self.operator()
+            z = self.convolved(operator, batch)
             one = torch.ones(self.hidden, device=z.device, dtype=z.dtype)
             bias = scaled_bias(self.bias, one[0], one)
             z = z if bias is None else z + bias[:, None, None]
-            y = batch - 2 * self.convolved(matrices.mH, self.activation.function(z))
+            y = batch - 2 * self.convolved(self.adjoint(operator), self.activation.function(z))
         return (y if x.ndim == 4 else y[0]).to(x.dtype)
 
     def proved_constant(self) -> float:
