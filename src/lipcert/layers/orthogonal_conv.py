@@ -142,6 +142,8 @@ class OnTorus(LipschitzLayer, abc.ABC):
 
     def rearranged(self, x: Tensor) -> Tensor:
         """Pixels to channels, as the stride says; ``pixel_unshuffle`` would leave an empty batch as it is."""
+        if self.stride == 1:
+            return x
         if len(x):
             return F.pixel_unshuffle(x, self.stride)
         return x.new_zeros(0, x.shape[1] * self.stride**2, *self.inner)
