@@ -270,10 +270,37 @@ def high_water() -> int:
     return 1024 * int(line.split()[1])
 
 
+def is_torus(row: dict) -> bool:
+    return row["case"].split("-")[0] in (*MAPS, "sandwich")
+
+
+def torus_table(record: dict) -> str:
+    """Markdown: orthogonal and sandwich convolutions as multiples of the unconstrained one."""
+    from lipcert.reports.tables import markdown_table
+
+    rows = []
+    for row in filter(is_torus, record["rows"]):
+        step, still = row["seconds"]["step"], row["seconds"]["inference"]
+        base, calm = step["unconstrained"], still["unconstrained"]
+        cells = [step["textbook"] / base, step["lipcert"] / base, still["textbook"] / calm]
+        cells.append(still["lipcert, frozen"] / calm)
+        memory = ["–" if (m := row["memory"][n]) is None else f"{m / 2**20:.0f}" for n in ("textbook", "lipcert")]
+        name = f"`{row['case']}`"
+        rows.append([name, *(f"{cell:.2f}" for cell in cells), f"{1000 * base:.3g} ms", *memory])
+    titles = ["case", "step, textbook", "step, lipcert", "inference, textbook", "inference, frozen"]
+    titles += ["unconstrained step", "MiB, textbook", "MiB, lipcert"]
+    return f"{markdown_table(titles, rows)}\n\n{source(record)}"
+
+
+def source(record: dict) -> str:
+    return f"`{record['command']}` → `results/speed.json` ({record['machine']}, {record['threads']} thread)"
+
+
 def tables(record: dict) -> str:
     """Markdown: each column's cost as a multiple of the unconstrained layer's."""
     from lipcert.reports.tables import markdown_table
 
+    record = {**record, "rows": [row for row in record["rows"] if not is_torus(row)]}
     parts = []
     names = ["textbook", "lipcert", *SAMPLED, "orthogonium", "unconstrained"]
     for kind, title in (("step", "Training step"), ("forward", "Forward pass in training mode")):
@@ -298,10 +325,7 @@ def tables(record: dict) -> str:
         cells = [row["memory"].get(name) for name in names]
         rows.append([f"`{row['case']}`", *("–" if cell is None else f"{cell / 2**20:.0f}" for cell in cells)])
     parts.append("Peak memory of a step, MiB above the parameters:\n\n" + markdown_table(["case", *names], rows))
-    return (
-        "\n\n".join(parts)
-        + f"\n\n`{record['command']}` → `results/speed.json` ({record['machine']}, {record['threads']} thread)"
-    )
+    return "\n\n".join(parts) + "\n\n" + source(record)
 
 
 def rewrite(mark: str, made: str) -> None:
@@ -343,7 +367,9 @@ def main() -> None:
             }
             write_json(arguments.out, record)
     if arguments.docs:
-        rewrite("speed", tables(json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))))
+        record = json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))
+        rewrite("speed", tables(record))
+        rewrite("torus", torus_table(record))
 
 
 if __name__ == "__main__":

@@ -22,13 +22,16 @@ def test_the_page_shows_what_the_results_hold():
     assert page.split("<!-- scaling:begin -->\n")[1].split("\n<!-- scaling:end -->")[0] == cost.tables(RECORD)
 
 
-@pytest.mark.parametrize(("name", "made"), [("speed", "tables"), ("pipeline", "page")])
-def test_the_speed_page_shows_what_the_results_hold(name, made, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "made", "mark"),
+    [("speed", "tables", "speed"), ("speed", "torus_table", "torus"), ("pipeline", "page", "pipeline")],
+)
+def test_the_speed_page_shows_what_the_results_hold(name, made, mark, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     module = importlib.import_module(name)
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    shown = page.split(f"<!-- {name}:begin -->\n")[1].split(f"\n<!-- {name}:end -->")[0]
+    shown = page.split(f"<!-- {mark}:begin -->\n")[1].split(f"\n<!-- {mark}:end -->")[0]
     assert shown == getattr(module, made)(record)
 
 
