@@ -32,8 +32,8 @@ class Models:
         if not names:
             raise ValueError(f"no model matches {self.pattern!r}; got none of {len(list_models())}. Try '*'.")
         table = Table(title="Models, with parameters for 3×32×32 images and 10 classes")
-        for column in ("name", "layout", "parameters", "convolutions", "dense"):
-            table.add_column(column, justify="left" if column in ("name", "layout") else "right")
+        for column in ("name", "parameters", "convolutions", "dense"):
+            table.add_column(column, justify="left" if column == "name" else "right")
         fields_of = {}
         for name in names:
             spec = model_spec(name)
@@ -44,7 +44,6 @@ class Models:
             dense = f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}" if spec.dense_layers else "–"
             table.add_row(
                 name,
-                spec.layout,
                 f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k",
                 f"{spec.conv_layers} × {spec.channels}{hidden}",
                 dense,
