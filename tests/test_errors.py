@@ -186,7 +186,12 @@ FORWARD = [
     (lambda: lc.ScaledAvgPool2d(3), (1, 1, 8, 9), ValueError, r"divisible by \(3, 3\); got \(1, 1, 8, 9\)"),
     (lambda: lc.L2Pool2d(3), (1, 1, 9, 8), ValueError, r"L2Pool2d expects .*divisible"),
     (lambda: lc.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible"),
-    (lambda: lc.PadChannels(2), (1, 3, 4, 4), ValueError, r"at most 2 channels in dimension 1; got \(1, 3, 4, 4\).*cannot drop"),
+    (
+        lambda: lc.PadChannels(2),
+        (1, 3, 4, 4),
+        ValueError,
+        r"at most 2 channels in dimension 1; got \(1, 3, 4, 4\).*cannot drop",
+    ),
     (lambda: lc.Centre([0.5]), (1, 3, 4, 4), ValueError, r"1 channels in dimension 1; got \(1, 3, 4, 4\)"),
     (lambda: lc.AffineConv2d(3, 2, 5), (1, 3, 4, 8), ValueError, r"hold a kernel of \(5, 5\); got 4×8.*smaller"),
     (lambda: lc.MaxMin(dim=3), (2, 4), ValueError, r"acts on dimension 3; got shape \(2, 4\)"),
