@@ -102,7 +102,7 @@ def test_a_general_layer_is_a_product_with_a_residual(activation):
 
 
 def test_a_start_that_keeps_gradients():
-    """h(x) = σ(Qx) with Q orthonormal: A = I/√2, B = Q/√2, up to the sign."""
+    """h(x) = σ(Qx) with Q orthonormal: A = I/√2, B = Q/√2."""
     torch.manual_seed(0)
     layer = lc.SandwichLinear(6, 4).double()
     a, b, _, _ = parts_of(layer)
@@ -113,6 +113,17 @@ def test_a_start_that_keeps_gradients():
     values = torch.linalg.svdvals(jacobian(conv, x))
     assert ((values - values.round()).abs() < 1e-6).all()
     assert 8 <= int((values > 0.5).sum()) <= 64
+
+
+def test_layers_that_keep_their_width_start_as_the_activation():
+    """h(x) = σ(x): a stack of them passes on what the first one let through."""
+    x = torch.randn(5, 7, 4, 4)
+    torch.testing.assert_close(lc.SandwichConv2d(7, 7, 3, image_size=4)(x), x.relu())
+    torch.testing.assert_close(lc.SandwichLinear(4, 4)(x), x.relu())
+    torch.manual_seed(0)
+    backbone, images = lc.create_model("sandwich_tiny", image_shape=(1, 28, 28))[0], torch.rand(8, 1, 28, 28)
+    features = backbone(images)
+    assert (features - features.mean(0)).norm() > 0.05 * (images - images.mean(0)).norm()  # 0.004 from random Q
 
 
 @pytest.mark.parametrize("kind", ["sandwich", "soc_plus", "general"])

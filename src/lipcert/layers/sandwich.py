@@ -167,9 +167,16 @@ class SandwichConv2d(_Sandwich, OnTorus):
 
 
 def start_balanced_(weight: Tensor) -> None:  # (n, n + m)
-    """Such that Cayley's map gives A = I/√2 and B = −Q/√2, Q orthonormal: h(x) = σ(−Qx) keeps what is active."""
+    """Such that Cayley's map gives A = I/√2 and B = Q/√2: h(x) = σ(Qx), Q = I where n = m, else orthonormal.
+
+    A random Q between layers would lose half of the signal in each ReLU; with I, what one layer lets through
+    passes all that follow.
+    """
     n = len(weight)
     start = torch.zeros(weight.shape, device=weight.device)
-    orthogonal_start_(start[:, n:])
+    if weight.shape[1] == 2 * n:
+        nn.init.eye_(start[:, n:])
+    else:
+        orthogonal_start_(start[:, n:])
     with torch.no_grad():
-        weight.copy_(start * START)
+        weight.copy_(start * -START)

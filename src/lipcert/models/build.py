@@ -64,9 +64,14 @@ def _front(spec: ModelSpec) -> Iterator[nn.Module]:
 def _flat(spec: ModelSpec) -> Iterator[nn.Module]:
     if spec.stem > 1:
         yield SpaceToDepth(spec.stem)
-    yield PadChannels(spec.channels)
+    width = spec.channels
+    if spec.method == "sandwich":  # its first layer widens: neurons on padded zeros would stay at 0
+        width = spec.image_shape[0] * spec.stem**2
+    else:
+        yield PadChannels(width)
     for _ in range(spec.conv_layers):
-        yield from conv(spec, spec.channels, spec.channels, spec.kernel_size, spec.pixels)
+        yield from conv(spec, width, spec.channels, spec.kernel_size, spec.pixels)
+        width = spec.channels
     if spec.pool > 1:
         yield ScaledAvgPool2d(spec.pool)
     yield nn.Flatten()
