@@ -9,7 +9,6 @@ Rows: counts per size, the fit, seconds per epoch by devices, real steps of sll_
 import json
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lipcert.algebra.gram import Columns, absolute_gram
 from lipcert.losses import OffsetCrossEntropy
 from lipcert.models.build import create_model
+from lipcert.training.memory import peak_bytes
 
 Record = dict[str, Any]
 COMMAND = "python benchmarks/cost.py --out results/scaling.json --docs docs/scaling.md"
@@ -170,9 +170,8 @@ def measure(name: str, repeats: int = 5) -> Record:
         walls.append(time.perf_counter() - began)
         cpus.append(time.process_time() - cpu)
         print(f"{name}: {walls[-1]:.2f} s", file=sys.stderr)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     times = {"seconds": walls[1:], "cpu_seconds": cpus[1:], "first": walls[0], "load": load}
-    return {"model": name, "batch": BATCH, **times, "peak_bytes": peak}
+    return {"model": name, "batch": BATCH, **times, "peak_bytes": peak_bytes()}
 
 
 def table(*rows: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 Run: lipcert compare … --out OUT              (the command is in each file of results/comparison)
      python benchmarks/evidence.py --collect OUT --out results/comparison/NAME.json
+     python benchmarks/evidence.py --memory results/comparison/NAME.json    (peaks alone, by three steps of each)
      python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
      python benchmarks/evidence.py --steps results/step-cost.json
      python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
@@ -15,6 +16,10 @@ import gzip
 import json
 import math
 import platform
+import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -61,6 +66,22 @@ def run_record(folder: Path) -> dict:
     }
 
 
+def measure_memory(path: Path) -> dict:
+    """The record with each peak measured anew: three steps and the evaluation, in a process of their own."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    plan = Comparison(**record["plan"])
+    for row in record["rows"]:
+        config = plan.config(row["data"], row["method"], row["learning_rate"], 3)
+        with tempfile.TemporaryDirectory() as folder:
+            words = [sys.executable, "-m", "lipcert", "train", "--out", f"{folder}/run", "--threads", "1"]
+            for name in ("model", "data", "steps", "batch_size", "learning_rate", "schedule", "offset", "augment"):
+                words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+            subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+            summary = json.loads(Path(folder, "run/summary.json").read_text(encoding="utf-8"))
+        row["peak_bytes"] = summary["this_process"]["peak_bytes"]
+    return record | {"memory": f"python benchmarks/evidence.py --memory {path}"}
+
+
 def rows_of(record: dict) -> list[Row]:
     """The rows of a record as the command has them."""
     made = []
@@ -75,7 +96,8 @@ def comparison_block(path: Path) -> str:
     parts = []
     for title, header, lines in tables(rows_of(record)):
         parts += [f"**{title}**", "", markdown_table(header, lines), ""]
-    return "\n".join([*parts, f"`{record['command']}` → `{path.relative_to(ROOT)}`"])
+    memory = f"; memory: `{record['memory']}`" if "memory" in record else ""
+    return "\n".join([*parts, f"`{record['command']}` → `{path.relative_to(ROOT)}`{memory}"])
 
 
 def rates_block(path: Path) -> str:
@@ -154,7 +176,11 @@ def blocks() -> dict[str, str]:
 
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
-    for name, block in blocks().items():
+    found = blocks()
+    for name in re.findall(r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps):begin -->", text):
+        if name not in found:
+            raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")
+    for name, block in found.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         if begin in text:
             before, rest = text.split(begin)
@@ -280,6 +306,7 @@ def pareto(path: Path):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
+    parser.add_argument("--memory", type=Path, help="a file of --collect whose peaks are measured again")
     parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
     parser.add_argument("--reproduced", type=Path, help="a folder of lipcert reproduce")
     parser.add_argument("--steps", type=Path, help="measure training steps into this file")
@@ -292,6 +319,8 @@ def main() -> None:
         write_json(arguments.steps, measure_steps())
     if arguments.collect:
         write_json(arguments.out, collect(arguments.collect))
+    if arguments.memory:
+        write_json(arguments.memory, measure_memory(arguments.memory))
     if arguments.reproduced:
         record = json.loads((arguments.reproduced / "table.json").read_text(encoding="utf-8"))
         command = f"lipcert reproduce {record['table']} --scale {record['scale']} --seeds {record['seeds']}"

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import lipcert as lc
 from lipcert.algebra.torus import MAPS
 from lipcert.training.checkpoint import write_json
+from lipcert.training.memory import peak_bytes
 from textbook import Unconstrained, textbook
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -259,15 +260,10 @@ def peak(name: str, column: str) -> int:
     make, shape = CASES[name]
     module, x = make()[column]().train(), torch.randn(shape, requires_grad=True)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far, which may be the starter's
-    before = high_water()
+    before = peak_bytes()
     for _ in range(2):
         step(module, x)
-    return high_water() - before
-
-
-def high_water() -> int:
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
+    return peak_bytes() - before
 
 
 def is_torus(row: dict) -> bool:

@@ -21,7 +21,9 @@ def evidence():
     return module
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"]
+)
 def test_the_pages_show_the_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert evidence().page(text) == text

@@ -21,6 +21,7 @@ from lipcert.models.build import create_model
 from lipcert.training.checkpoint import load_model, load_state
 from lipcert.training.config import LOSS_SETTINGS, TrainConfig, learning_rate_factor, radius_factor
 from lipcert.training.loop import Diverged, train
+from lipcert.training.memory import peak_bytes
 from lipcert.training.objective import make_loss
 from processes import ENVIRONMENT, command
 
@@ -391,3 +392,34 @@ def test_damaged_and_malicious_files_are_refused(tmp_path, monkeypatch):
     (tmp_path / "state.pt").write_bytes(state)
     with pytest.raises(ValueError, match="another config"):
         run(tmp_path, epochs=2, resume=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process does not inherit the peak of its starter")
+def test_peak_memory_is_not_the_starters():
+    """What compare starts from a process of 2 GB must not report 2 GB."""
+    code = "from lipcert.training.memory import peak_bytes; print(peak_bytes())"
+    held = bytearray(2**30)
+    held[:: 2**12] = b"x" * (len(held) // 2**12)  # touch every page
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(started.stdout) < len(held)
+    assert peak_bytes() >= len(held)
+
+
+def test_the_mean_of_the_images_needs_no_copy_of_them():
+    code = """
+import torch
+from lipcert.data.dataset import ImageData
+from lipcert.training.config import TrainConfig
+from lipcert.training.loop import spec_of
+from lipcert.training.memory import peak_bytes
+
+images = torch.arange(100_000 * 2, dtype=torch.int64).view(-1, 2, 1, 1).remainder(251).to(torch.uint8)
+images = images.expand(-1, -1, 32, 32).contiguous()  # 200 MB
+data = ImageData(images, torch.zeros(100_000, dtype=torch.int64), ("a", "b"), "made", "train")
+before = peak_bytes()
+mean = spec_of(TrainConfig(model="sll_nano"), data).mean
+assert peak_bytes() - before < 20e6, peak_bytes() - before
+exact = [(torch.arange(100_000) * 2 + channel).remainder(251).double().mean() / 255 for channel in range(2)]
+assert all(abs(a - b) <= 5.0001e-7 for a, b in zip(mean, exact, strict=True)), (mean, exact)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,6 @@ the global batch and keeps its share, so the number of processes changes sums on
 
 from __future__ import annotations
 
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -36,6 +36,7 @@ from lipcert.training.checkpoint import (
     write_metrics,
 )
 from lipcert.training.config import TrainConfig, learning_rate_factor
+from lipcert.training.memory import peak_bytes
 from lipcert.training.objective import make_loss
 
 Evaluate = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # model, inputs, labels → sums over examples
@@ -66,10 +67,11 @@ class Finished:
 
 def spec_of(config: TrainConfig, train: ImageData) -> ModelSpec:
     """The architecture, fitted to the images: their shape, classes and mean, unless the overrides say otherwise."""
+    sums = train.images.numpy().sum(axis=(0, 2, 3), dtype=np.int64)  # torch would first make a copy in int64
     fitted: dict[str, Any] = {
         "image_shape": tuple(train.images.shape[1:]),
         "num_classes": len(train.classes),
-        "mean": tuple(round(float(m), 6) for m in train.inputs().mean(dim=(0, 2, 3))),
+        "mean": tuple(round(total / (255 * train.images[:, 0].numel()), 6) for total in sums.tolist()),
     }
     return model_spec(config.model, **{**fitted, **config.overrides})
 
@@ -188,7 +190,7 @@ def train(
         spent = {
             "seconds": time.monotonic() - began,
             "cpu_seconds": time.process_time() - cpu,
-            "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,  # kilobytes on Linux
+            "peak_bytes": peak_bytes(),
         }
         write_json(folder / "summary.json", {"this_process": spent, **rows[-1]})
     _leave(accelerator)
