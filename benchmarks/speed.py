@@ -282,10 +282,14 @@ def torus_table(record: dict) -> str:
         cells.append(still["lipcert, frozen"] / calm)
         memory = ["–" if (m := row["memory"][n]) is None else f"{m / 2**20:.0f}" for n in ("textbook", "lipcert")]
         name = f"`{row['case']}`"
-        rows.append([name, *(f"{cell:.2f}" for cell in cells), f"{1000 * base:.3g} ms", *memory])
+        rows.append([name, *(f"{cell:.2f}" for cell in cells), f"{milliseconds(base)}", *memory])
     titles = ["case", "step, textbook", "step, lipcert", "inference, textbook", "inference, frozen"]
     titles += ["unconstrained step", "MiB, textbook", "MiB, lipcert"]
     return f"{markdown_table(titles, rows)}\n\n{source(record)}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{1000 * seconds:,.0f} ms"
 
 
 def source(record: dict) -> str:
@@ -305,7 +309,7 @@ def tables(record: dict) -> str:
             values = row["seconds"][kind]
             base = values["unconstrained"]
             cells = ["–" if name not in values else f"{values[name] / base:.2f}" for name in names[:-1]]
-            rows.append([f"`{row['case']}`", *cells, f"{1000 * base:.3g} ms"])
+            rows.append([f"`{row['case']}`", *cells, f"{milliseconds(base)}"])
         parts.append(f"{title}, as a multiple of the unconstrained layer (its time in the last column):\n\n")
         parts[-1] += markdown_table(["case", *names[:-1], "unconstrained"], rows)
     rows = []
@@ -321,7 +325,30 @@ def tables(record: dict) -> str:
         cells = [row["memory"].get(name) for name in names]
         rows.append([f"`{row['case']}`", *("–" if cell is None else f"{cell / 2**20:.0f}" for cell in cells)])
     parts.append("Peak memory of a step, MiB above the parameters:\n\n" + markdown_table(["case", *names], rows))
+    parts.append(spectral_table(record["rows"]))
     return "\n\n".join(parts) + "\n\n" + source(record)
+
+
+def spectral_table(rows: list[dict]) -> str:
+    """Markdown: spectral normalisation, an affine layer with one product, beside deel-torchlip's."""
+    from lipcert.reports.tables import markdown_table
+
+    names = ("torchlip, spectral", "lipcert, spectral surrogate")
+    lines = []
+    for row in rows:
+        seconds = [row["seconds"]["step"].get(name) for name in names]
+        if None not in seconds:
+            peaks = [row["memory"][name] for name in names]
+            times = [milliseconds(s) for s in seconds]
+            times.append(f"{seconds[0] / seconds[1]:.1f}")
+            memory = ("–" if peak is None else f"{peak / 2**20:.0f}" for peak in peaks)
+            lines.append([f"`{row['case']}`", *times, *memory])
+    titles = ["case", "torchlip", "lipcert", "times faster", "MiB, torchlip", "MiB, lipcert"]
+    about = (
+        "Spectral normalisation of the same weight, a training step of `SpectralLinear` of deel-torchlip and of "
+        '`AffineLinear(bound="spectral_surrogate")`:'
+    )
+    return f"{about}\n\n{markdown_table(titles, lines)}"
 
 
 def rewrite(mark: str, made: str) -> None:
