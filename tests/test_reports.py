@@ -258,7 +258,10 @@ CONTRADICTIONS = {
     "a certified image broken": (*attack_row(broken_certified=1), r"eps 36/255; got 1 certified images broken"),
     "other shares than the rows": (*attack_row(certified=0.0), "the shares of attack.jsonl at eps 36/255"),
     "an attack on other weights": (
-        "attack.json", lambda attack: attack.update(weights="0" * 64), "an attack on model.safetensors.*0000"
+        "attack.json", lambda attack: attack.update(weights="0" * 64), "an attack of model.safetensors.*0000"
+    ),
+    "an audit of other weights": (
+        "audit.json", lambda audit: audit.update(weights="0" * 64), "an audit of model.safetensors.*0000"
     ),
     "an attack on other images": ("attack.jsonl", swapped, "agree with certified.jsonl.*index 0, eps 36/255"),
     "a radius for a wrong answer": ("certified.jsonl", wrong_with_radius, "radius 0 for a wrong answer"),
@@ -299,6 +302,7 @@ def test_a_broken_image_inside_its_radius_is_a_contradiction(run):
 def test_a_certificate_of_other_weights_is_refused(trained, run):
     shutil.copy(trained[1] / "model.safetensors", run)
     (run / "attack.json").unlink()
+    (run / "audit.json").unlink()
     with pytest.raises(ValueError, match=r"a certificate of model.safetensors; got .* tensor 0\.3\.weight"):
         report([run], run / "report.html")
 

@@ -114,11 +114,11 @@ def prepare(args: Attack) -> tuple[nn.Module, ImageData, Claims, dict[str, Any]]
     from lipcert.cli.certify import test_images
     from lipcert.frozen import freeze
     from lipcert.proofs.audit import chain
-    from lipcert.training.checkpoint import load_model
+    from lipcert.training.checkpoint import load_model, weights_sha256
 
     torch.set_num_threads(1)  # sums in the same order, however many processes work
     network = freeze(load_model(args.run_folder))
-    weights = hashlib.sha256((args.run_folder / "model.safetensors").read_bytes()).hexdigest()
+    weights = weights_sha256(args.run_folder)
     test = test_images(args.run_folder, args.data, args.data_root)
     links = chain(network, test.image_shape)
     images = test.take(slice(0, args.examples), split=test.split)

@@ -24,14 +24,16 @@ class Audit:
         from lipcert.exports.files import exported_shape, load_frozen
         from lipcert.frozen import freeze
         from lipcert.proofs.audit import audit
-        from lipcert.training.checkpoint import load_model, load_spec, write_json
+        from lipcert.training.checkpoint import load_model, load_spec, weights_sha256, write_json
 
         shape = exported_shape(self.run_folder) if self.run_folder.is_file() else None
         if shape is not None:
             report = audit(load_frozen(self.run_folder), shape)
         else:
             report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
-        print(json.dumps(report.to_json(), indent=2) if self.json else report)
+        record = report.to_json()
         if self.run_folder.is_dir():
-            write_json(self.run_folder / "audit.json", report.to_json())
+            record |= {"weights": weights_sha256(self.run_folder)}
+            write_json(self.run_folder / "audit.json", record)
+        print(json.dumps(record, indent=2) if self.json else report)
         return 0 if report.ok else 1

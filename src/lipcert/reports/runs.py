@@ -132,12 +132,23 @@ def load_run(folder: Path, name: str) -> Run:
         attack=read(folder / "attack.json", AttackRecord, attack),
         sha256={file: _sha256(folder / file) for file in HASHED if (folder / file).is_file()},
     )
+    if run.audit is not None and run.audit.weights is not None:
+        _check_weights(run, "audit", run.audit.weights)
     _check_examples(run, certify)
     if run.attack is not None:
         for row in run.attack.rows:
             _check_shares(run, row)
         _check_attack(run, run.attack, read_rows(folder / "attack.jsonl", AttackExample, attack))
     return run
+
+
+def _check_weights(run: Run, command: str, about: str) -> None:
+    weights = run.sha256["model.safetensors"]
+    if about != weights:
+        raise ValueError(
+            f"{run.folder / command}.json: expected an {command} of model.safetensors, sha256 {weights[:12]}…; "
+            f"got one of {about[:12]}…. Run lipcert {command} {run.where} again."
+        )
 
 
 def _check_examples(run: Run, cure: str) -> None:
@@ -172,12 +183,8 @@ def _check_shares(run: Run, row: AttackRow) -> None:
 
 def _check_attack(run: Run, attack: AttackRecord, rows: list[AttackExample] | None) -> None:
     """The attack was on these weights; its table follows from its rows, and no row contradicts a radius."""
-    weights, path, cure = run.sha256["model.safetensors"], run.folder / "attack.json", f"lipcert attack {run.where}"
-    if attack.weights != weights:
-        raise ValueError(
-            f"{path}: expected an attack on model.safetensors, sha256 {weights[:12]}…; got one on "
-            f"{attack.weights[:12]}…. Run {cure} again."
-        )
+    _check_weights(run, "attack", attack.weights)
+    path, cure = run.folder / "attack.json", f"lipcert attack {run.where}"
     known = {row.index: row for row in run.examples or ()}
     for row in rows or ():
         proved = known.get(row.index)

@@ -6,6 +6,7 @@ from disk is executed. ``model.safetensors`` holds the weights to use. ``metrics
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -95,6 +96,12 @@ def load_model(path: str | Path) -> nn.Sequential:
     except (SafetensorError, OSError, RuntimeError) as error:
         raise _damaged(file, error) from None
     return model.eval()
+
+
+def weights_sha256(folder: Path) -> str:
+    """Of the file: what audit.json and attack.json say that they are about."""
+    with _weights_file(folder).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _weights_file(path: Path) -> Path:
