@@ -146,3 +146,19 @@ def test_float32_rounding_down_is_directed():
     down = float32_down(values)
     assert (down.astype(np.float64) <= values).all()
     assert np.isfinite(down).all()
+
+
+def test_the_number_of_threads_changes_no_bit():
+    """One certifies on a thread, another exports on two: the certificate is of the bits."""
+    torch.manual_seed(3)  # here two threads moved an entry of Cayley's map across a rounding boundary of float32
+    network, before = lc.OrthogonalLinear(300, 300), torch.get_num_threads()
+    nn.init.normal_(network.weight, std=0.3)
+    made = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(lc.freeze(nn.Sequential(network))[0].weight)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*made)

@@ -75,12 +75,14 @@ def freeze(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
-    was = [(module, module.training) for module in model.modules()]
+    was, threads = [(module, module.training) for module in model.modules()], torch.get_num_threads()
     try:
         model.eval()  # the exact ratio of a surrogate SLL
+        torch.set_num_threads(1)  # sums in one order: the same bits for whoever certifies, attacks or exports
         with torch.no_grad():
             frozen = _freeze(model, "the network")
     finally:
+        torch.set_num_threads(threads)
         for module, mode in was:
             module.training = mode
     return frozen.eval()
