@@ -44,13 +44,15 @@ def collect(out: Path) -> dict:
         for name, value in plan.model_dump().items()
         if value is not None and value != Comparison.model_fields[name].default
     )
-    rates = out / "rates.json"
+    rates, rows = out / "rates.json", finished_rows(plan, out)
+    if not any(row.attacked for row in rows):
+        flags += " --attack none"
     return {
         "command": f"lipcert compare {flags}",
         "plan": plan.model_dump(mode="json"),
         "cost": json.loads((out / "cost.json").read_text(encoding="utf-8")),
         "rates": json.loads(rates.read_text(encoding="utf-8")) if rates.is_file() else None,
-        "rows": [plain(row) for row in finished_rows(plan, out)],
+        "rows": [plain(row) for row in rows],
         "runs": [run_record(path.parent) for path in sorted(out.glob("runs/*/certified.jsonl"))],
     }
 
