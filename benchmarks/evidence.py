@@ -2,11 +2,14 @@
 
 Run: lipcert compare … --out OUT              (the command is in each file of results/comparison)
      python benchmarks/evidence.py --collect OUT --out results/comparison/NAME.json
+     python benchmarks/evidence.py --continue results/comparison/NAME.json --out OUT    (see below)
      python benchmarks/evidence.py --memory results/comparison/NAME.json    (peaks alone, by three steps of each)
      python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
      python benchmarks/evidence.py --steps results/step-cost.json
      python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
-A comparison that is not finished yet gives the rows of what is.
+A comparison that is not finished yet gives the rows of what is. To continue one whose folder is gone, --continue
+writes a folder with its costs and its trials of learning rates and prints the command that runs what it lacks;
+--collect adds those rows to the file.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ import torch
 
 from lipcert.cli.compare import tables
 from lipcert.data.registry import load_data
-from lipcert.experiments.compare import Row, finished_rows, plain
+from lipcert.experiments.compare import CHOSEN_BY, Row, finished_rows, plain
 from lipcert.experiments.cost import step_seconds
-from lipcert.experiments.plan import Comparison
+from lipcert.experiments.plan import Comparison, slug
 from lipcert.experiments.results import Spread, read_run
 from lipcert.reports.tables import markdown_table
 from lipcert.training.checkpoint import write_atomically, write_json
@@ -36,24 +39,60 @@ from lipcert.training.checkpoint import write_atomically, write_json
 ROOT = Path(__file__).parent.parent
 
 
-def collect(out: Path) -> dict:
-    """A comparison folder in one record: what was planned, measured and found."""
-    plan = Comparison(**json.loads((out / "plan.json").read_text(encoding="utf-8")))
+def command(plan: Comparison) -> str:
     flags = " ".join(
         f"--{name.replace('_', '-')} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
         for name, value in plan.model_dump().items()
         if value is not None and value != Comparison.model_fields[name].default
     )
+    return f"lipcert compare {flags}"
+
+
+def collect(out: Path) -> dict:
+    """A comparison folder in one record: what was planned, measured and found."""
+    plan = Comparison(**json.loads((out / "plan.json").read_text(encoding="utf-8")))
     rates, rows = out / "rates.json", finished_rows(plan, out)
-    if not any(row.attacked for row in rows):
-        flags += " --attack none"
     return {
-        "command": f"lipcert compare {flags}",
+        "command": command(plan) + ("" if any(row.attacked for row in rows) else " --attack none"),
         "plan": plan.model_dump(mode="json"),
         "cost": json.loads((out / "cost.json").read_text(encoding="utf-8")),
         "rates": json.loads(rates.read_text(encoding="utf-8")) if rates.is_file() else None,
         "rows": [plain(row) for row in rows],
         "runs": [run_record(path.parent) for path in sorted(out.glob("runs/*/certified.jsonl"))],
+    }
+
+
+def continue_from(path: Path, out: Path) -> str:
+    """A folder in which ``lipcert compare`` runs the methods that the record lacks, at its prices and its rates."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    done = {row["method"] for row in record["rows"]}
+    missing = [method for method in record["plan"]["methods"] if method not in done]
+    out.mkdir(parents=True)
+    write_json(out / "plan.json", record["plan"] | {"methods": missing})
+    write_json(out / "cost.json", record["cost"])
+    for row in record["rates"]["rows"]:
+        for rate, score in row[CHOSEN_BY].items():
+            trial = out / f"sweep/{slug(row['data'])}-{row['method']}-{float(rate):g}"
+            trial.mkdir(parents=True)
+            (trial / "metrics.jsonl").write_text(json.dumps({CHOSEN_BY: score}) + "\n", encoding="utf-8")
+            write_json(trial / "summary.json", {"from": path.name})
+    return f"{command(Comparison(**json.loads((out / 'plan.json').read_text(encoding='utf-8'))))} --out {out}"
+
+
+def joined(record: dict, path: Path) -> dict:
+    """``record`` with the rows that the file at ``path`` has of the same plan and prices and the record lacks."""
+    if not path.is_file():
+        return record
+    old = json.loads(path.read_text(encoding="utf-8"))
+    if {**old["plan"], "methods": 0} != {**record["plan"], "methods": 0} or old["cost"] != record["cost"]:
+        return record
+    new = {row["method"] for row in record["rows"]}
+    rows = [row for row in old["rows"] if row["method"] not in new] + record["rows"]
+    runs = {run["run"]: run for run in old["runs"] + record["runs"]}
+    order = old["plan"]["methods"].index
+    return old | {
+        "rows": sorted(rows, key=lambda row: order(row["method"])),
+        "runs": [runs[k] for k in sorted(runs)],
     }
 
 
@@ -308,6 +347,7 @@ def pareto(path: Path):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
+    parser.add_argument("--continue", type=Path, dest="proceed", help="a file of --collect whose folder is gone")
     parser.add_argument("--memory", type=Path, help="a file of --collect whose peaks are measured again")
     parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
     parser.add_argument("--reproduced", type=Path, help="a folder of lipcert reproduce")
@@ -320,7 +360,9 @@ def main() -> None:
     if arguments.steps:
         write_json(arguments.steps, measure_steps())
     if arguments.collect:
-        write_json(arguments.out, collect(arguments.collect))
+        write_json(arguments.out, joined(collect(arguments.collect), arguments.out))
+    if arguments.proceed:
+        print(continue_from(arguments.proceed, arguments.out))
     if arguments.memory:
         write_json(arguments.memory, measure_memory(arguments.memory))
     if arguments.reproduced:

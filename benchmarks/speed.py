@@ -18,12 +18,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import formulas
 import lipcert as lc
 from lipcert.algebra.torus import MAPS
 from lipcert.training.checkpoint import write_json
@@ -31,6 +33,7 @@ from lipcert.training.memory import peak_bytes
 from textbook import Unconstrained, textbook
 
 ROOT = Path(__file__).resolve().parent.parent
+PEERS = ("torchlip", "orthogonium")
 SAMPLED = {"lipcert, sampled gradient": "sampled_gradient", "lipcert, sampled surrogate": "sampled_surrogate"}
 
 
@@ -92,7 +95,7 @@ def conv(channels: int, hidden: int) -> dict[str, Make]:
 
 
 def peers(dense: tuple[int, int] | None = None, conv: tuple[int, int] | None = None) -> dict[str, Make]:
-    """SLL of orthogonium; spectral normalisation of deel-torchlip, a layer with one product instead of two."""
+    """SLL of orthogonium."""
     found: dict[str, Make] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,15 +108,56 @@ def peers(dense: tuple[int, int] | None = None, conv: tuple[int, int] | None = N
                 found["orthogonium"] = lambda: theirs.SDPBasedLipschitzResBlock(conv[0], conv[1] / conv[0], 3)
         except ImportError:
             pass
+    return found
+
+
+def other(name: str, size: int, kernel: int) -> dict[str, Make]:
+    """A layer other than SLL that keeps its width: the formula, the same without constraint, ours, and peers."""
+    form, how = name.split()
+    residual = form == "residual"
+    if form == "general":
+        formula, plain = (lambda p=p: formulas.General(size, size, size, kernel, plain=p) for p in (False, True))
+    elif form == "sandwich":
+        formula, plain = (lambda p=p: formulas.Sandwich(size, size, plain=p) for p in (False, True))
+    else:
+        plain = partial(formulas.Layer, size, size, kernel, "none", residual)
+        formula = partial(formulas.Layer, size, size, kernel, how, residual)
+        if how in formulas.ORTHONORMAL:
+            formula = partial(formulas.Orthonormal, size, how, residual)
+    return {"textbook": formula, "unconstrained": plain, "lipcert": ours(form, how, size, kernel)} | others_peers(
+        name, size, kernel
+    )
+
+
+def ours(form: str, how: str, size: int, kernel: int) -> Make:
+    bound = lc.bounds.Orthogonal(how) if how in formulas.ORTHONORMAL else how
+    if form == "general":
+        return partial(lc.GeneralConv2d if kernel else lc.GeneralLinear, size, size, size)
+    if form == "sandwich":
+        return partial(lc.SandwichLinear, size, size)
+    if form == "residual":
+        return partial(lc.ResidualConv2d if kernel else lc.ResidualLinear, size, size, bound=bound)
+    if kernel:
+        return partial(lc.AffineConv2d, size, size, kernel, padding=kernel // 2, bound=bound)
+    return partial(lc.AffineLinear, size, size, bound=bound)
+
+
+def others_peers(name: str, size: int, kernel: int) -> dict[str, Make]:
+    """The same constraint in other libraries; theirs are estimates, as `spectral_surrogate` is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             from deel import torchlip
-
-            if dense:
-                found["torchlip, spectral"] = lambda: torchlip.SpectralLinear(dense[0], dense[1])
-                found["lipcert, spectral surrogate"] = lambda: lc.AffineLinear(*dense, bound="spectral_surrogate")
+            from orthogonium.layers.conv.AOL.aol import AOLConv2D
         except ImportError:
-            pass
-    return found
+            return {}
+    if kernel:
+        aol = partial(AOLConv2D, size, size, kernel, padding=kernel // 2)
+        return {"orthogonium": aol} if name == "affine aol" else {}
+    return {
+        "affine spectral_surrogate": {"torchlip": partial(torchlip.SpectralLinear, size, size, eps_bjorck=None)},
+        "affine bjorck": {"torchlip": partial(torchlip.SpectralLinear, size, size)},
+    }.get(name, {})
 
 
 def on_torus(method: str, channels: int, image: int) -> dict[str, Make]:
@@ -184,6 +228,28 @@ CONV = [
     (64, 64, 8, 256),
     (128, 128, 8, 64),
 ]
+BOUNDS = ("aol", "rescaled", "spectral", "spectral_surrogate")
+OTHER_DENSE = (
+    *(
+        f"{form} {how}"
+        for form in ("residual", "affine")
+        for how in BOUNDS
+        if (form, how) != ("affine", "rescaled")
+    ),
+    *(f"affine {method}" for method in formulas.ORTHONORMAL),
+    "residual cayley",
+    "general sll",
+    "sandwich cayley",
+)
+OTHER_CONV = (
+    *(
+        f"{form} {how}"
+        for form in ("residual", "affine")
+        for how in BOUNDS
+        if (form, how) != ("affine", "rescaled")
+    ),
+    "general sll",
+)
 TORUS = [(64, 8, 256), (32, 16, 64)]
 DEPTHS = (2, 4)
 CASES: dict[str, Case] = {
@@ -195,6 +261,8 @@ CASES: dict[str, Case] = {
         for c, s, b in TORUS
         for method in (*MAPS, "sandwich")
     },
+    **{f"{name} 1024-b256": (lambda name=name: other(name, 1024, 0), (256, 1024)) for name in OTHER_DENSE},
+    **{f"{name} 64-16x16-b64": (lambda name=name: other(name, 64, 3), (64, 64, 16, 16)) for name in OTHER_CONV},
     **{f"sll_small-b{b}": (small, (b, 3, 32, 32)) for b in (64, 256)},
 }
 
@@ -270,6 +338,10 @@ def is_torus(row: dict) -> bool:
     return row["case"].split("-")[0] in (*MAPS, "sandwich")
 
 
+def is_other(row: dict) -> bool:
+    return " " in row["case"]
+
+
 def torus_table(record: dict) -> str:
     """Markdown: orthogonal and sandwich convolutions as multiples of the unconstrained one."""
     from lipcert.reports.tables import markdown_table
@@ -300,7 +372,7 @@ def tables(record: dict) -> str:
     """Markdown: each column's cost as a multiple of the unconstrained layer's."""
     from lipcert.reports.tables import markdown_table
 
-    record = {**record, "rows": [row for row in record["rows"] if not is_torus(row)]}
+    record = {**record, "rows": [row for row in record["rows"] if not (is_torus(row) or is_other(row))]}
     parts = []
     names = ["textbook", "lipcert", *SAMPLED, "orthogonium", "unconstrained"]
     for kind, title in (("step", "Training step"), ("forward", "Forward pass in training mode")):
@@ -325,30 +397,26 @@ def tables(record: dict) -> str:
         cells = [row["memory"].get(name) for name in names]
         rows.append([f"`{row['case']}`", *("–" if cell is None else f"{cell / 2**20:.0f}" for cell in cells)])
     parts.append("Peak memory of a step, MiB above the parameters:\n\n" + markdown_table(["case", *names], rows))
-    parts.append(spectral_table(record["rows"]))
     return "\n\n".join(parts) + "\n\n" + source(record)
 
 
-def spectral_table(rows: list[dict]) -> str:
-    """Markdown: spectral normalisation, an affine layer with one product, beside deel-torchlip's."""
+def others_table(record: dict) -> str:
+    """Markdown: layers other than SLL as multiples of the unconstrained one."""
     from lipcert.reports.tables import markdown_table
 
-    names = ("torchlip, spectral", "lipcert, spectral surrogate")
-    lines = []
-    for row in rows:
-        seconds = [row["seconds"]["step"].get(name) for name in names]
-        if None not in seconds:
-            peaks = [row["memory"][name] for name in names]
-            times = [milliseconds(s) for s in seconds]
-            times.append(f"{seconds[0] / seconds[1]:.1f}")
-            memory = ("–" if peak is None else f"{peak / 2**20:.0f}" for peak in peaks)
-            lines.append([f"`{row['case']}`", *times, *memory])
-    titles = ["case", "torchlip", "lipcert", "times faster", "MiB, torchlip", "MiB, lipcert"]
-    about = (
-        "Spectral normalisation of the same weight, a training step of `SpectralLinear` of deel-torchlip and of "
-        '`AffineLinear(bound="spectral_surrogate")`:'
-    )
-    return f"{about}\n\n{markdown_table(titles, lines)}"
+    titles = ["layer", "step, textbook", "step, lipcert", "step, peer", "inference, frozen"]
+    titles += ["unconstrained step", "MiB, textbook", "MiB, lipcert", "MiB, unconstrained"]
+    rows = []
+    for row in filter(is_other, record["rows"]):
+        step, still = row["seconds"]["step"], row["seconds"]["inference"]
+        base = step["unconstrained"]
+        peer = next((f"{step[name] / base:.2f} ({name})" for name in PEERS if name in step), "–")
+        cells = [f"{step[name] / base:.2f}" for name in ("textbook", "lipcert")]
+        cells += [peer, f"{still['lipcert, frozen'] / still['unconstrained']:.2f}", milliseconds(base)]
+        memory = [row["memory"].get(name) for name in ("textbook", "lipcert", "unconstrained")]
+        cells += ["–" if size is None else f"{size / 2**20:.0f}" for size in memory]
+        rows.append([f"`{row['case']}`", *cells])
+    return f"{markdown_table(titles, rows)}\n\n{source(record)}"
 
 
 def rewrite(mark: str, made: str) -> None:
@@ -392,6 +460,7 @@ def main() -> None:
     if arguments.docs:
         record = json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))
         rewrite("speed", tables(record))
+        rewrite("others", others_table(record))
         rewrite("torus", torus_table(record))
 
 
