@@ -29,8 +29,11 @@ from lipcert.frozen import (
     FrozenHouseholder,
     FrozenResidualConv2d,
     FrozenResidualLinear,
+    FrozenResidualTorus,
+    FrozenTorus,
     plain_linear,
 )
+from lipcert.frozen.torus import blocks_of, waves
 from lipcert.proofs.audit import chain
 
 RELU = SLOPE_RESTRICTED["relu"]
@@ -488,6 +491,27 @@ def long_reflection():
     layer = FrozenHouseholder(torch.tensor([0.9, 0.6]), torch.tensor([0.6, -0.9]), 1)
     x = torch.tensor([[-0.9, -0.6, 0.0, 0.0]], dtype=torch.float64)
     return Case(layer, (4,), 1.0, float(torch.linalg.vector_norm(copy.deepcopy(layer).double()(x)) / x.norm()))
+
+
+def in_waves(kernel, image):
+    """A circular convolution as it is stored: waves and blocks, float32."""
+    return *(waves(size).float() for size in image), blocks_of(kernel, image).float()
+
+
+@mutant("waves whose cosines and sines are not normalised", LISTED, "PROVED")
+def long_waves():
+    rows, columns, blocks = in_waves(orthonormal(3, 3)[:, :, None, None], (4, 4))
+    rows[2:] *= 2**0.5  # √(2/N) is for those that occur twice; here once more
+    layer = FrozenTorus(rows, columns, blocks, None)
+    return Case(layer, (3, 4, 4), 1.0, affine(layer, (3, 4, 4)))
+
+
+@mutant("a circular residual in waves, its blocks not divided by their norm", LISTED, "REFUTED")
+def long_blocks():
+    kernel = torch.zeros(2, 2, 3, 3, dtype=torch.float64)
+    kernel[:, :, 1, 1], kernel[:, :, 1, 2] = torch.eye(2), 0.5 * torch.eye(2)
+    layer = FrozenResidualTorus(*in_waves(kernel, (4, 5)), torch.ones(2), torch.full((2,), 9.0), RELU)
+    return Case(layer, (2, 4, 5), 1.0, jacobian(layer, torch.zeros(2, 4, 5)))
 
 
 @mutant("division by std ignored", 12, "PROVED")

@@ -137,6 +137,37 @@ class Draft:
         constant = max(1.0, 2 * length**2 * (1 + 1e-6) - 1)
         return self.add("householder", constant, first=self.tensor(first), second=self.tensor(second))
 
+    def torus(self, n, residual=False, odd=1.0, **options):
+        """TᵀBT on waves that are near orthonormal times ``odd``, as one matrix from its definition."""
+        m, *image = self.shape
+        rows, columns = (
+            (odd * np.linalg.qr(self.rng.standard_normal((size + size % 2, size)))[0] / 1.0001).astype(np.float32)
+            for size in image
+        )
+        h, w = len(rows) // 2, len(columns) // 2
+        blocks = self.noise(h * w, 4 * n, 4 * m)
+        blocks = blocks / np.float32(1.001 * max(np.linalg.norm(b.astype(float), 2) for b in blocks))
+        middle = np.zeros((n, h, 2, w, 2, m, h, 2, w, 2))
+        for i, j, a, b, c, d in itertools.product(range(h), range(w), *[range(2)] * 4):
+            part = blocks[i * w + j].reshape(2, 2, n, 2, 2, m)
+            middle[:, i, a, j, b, :, i, c, j, d] = part[a, b, :, c, d]
+        middle = middle.reshape(n, 2 * h, 2 * w, m, 2 * h, 2 * w)
+        matrix = np.einsum(
+            "yY,xX,nyxmvu,vV,uU->nYXmVU", *(v.astype(float) for v in (rows, columns)), middle, rows, columns
+        )
+        bias, constant = self.noise(n, scale=0.1), odd**4
+        fields = {"rows": rows, "columns": columns, "weight": blocks, "bias": bias}
+        gamma = np.ones(n, np.float32)
+        if residual:
+            gamma = (1 - (odd == 1) * 0.5 * self.rng.random(n)).astype(np.float32)
+            fields["gamma"], constant = gamma, max(1.0, 2 * constant**2 - 1)
+        named = {key: self.tensor(value) for key, value in fields.items()}
+        named |= {"activation": "relu"} if residual else {}
+        shape = self.shape if residual else (n, *image)
+        self.add("residual_torus" if residual else "torus", constant, shape, **named)
+        self.explicit[-1] = (matrix.reshape(n * math.prod(image), -1), image, gamma, bias)
+        return self
+
     def linear(self, k):
         weight, bias = self.noise(k, *self.shape, scale=0.5), self.noise(k, scale=0.1)
         norm = float(np.linalg.norm(weight.astype(float), 2)) * (1 + 1e-9)
@@ -208,7 +239,7 @@ class Draft:
                     active = np.maximum(hidden, 0) * np.repeat(2 * gamma.astype(dtype), spread)
                     z = z - (active @ matrix).reshape(z.shape)
                 else:
-                    z = hidden.reshape(batch, -1, *out) if op == "conv" else hidden
+                    z = hidden.reshape(batch, -1, *out) if op in ("conv", "torus") else hidden
             values.append(z)
         return values
 
@@ -241,13 +272,20 @@ class Draft:
         n2 = math.prod(weight.shape) // weight.shape[1] // layer.get("groups", 1)
         scaled = np.abs(matrix) * np.repeat(np.sqrt(gamma), spread)[:, None]
         kappa = np.linalg.norm(scaled, 2)
+        if op.endswith("torus"):
+            waves = [self.tensors[layer[key]] for key in ("rows", "columns")]
+            n1, n2 = (sum(waves[0].shape + waves[1].shape) + weight.shape[axis] for axis in (2, 1))
+            each = np.tile(np.sqrt(gamma), 4)[:, None]
+            kappa = max(np.linalg.norm(each * np.abs(block), 2) for block in weight)
+            kappa *= math.prod(np.linalg.norm(np.abs(wave), 2) ** 2 for wave in waves)
         beta = math.sqrt(spread * float((gamma * bias**2).sum()))
         if not op.startswith("residual"):
             return g(n1 + 1, u) * (kappa * z + beta)
-        assert n == len(weight)
+        assert n == (weight.shape[1] // 4 if op.endswith("torus") else len(weight))
         first = g(n1 + 1, u) * (kappa * z + beta)
-        v = z + beta + first  # √ρ ≤ 1
-        return 2 * (1 + u) * (first + u * v) + g(n2 + 3, u) * (z + 2 * (1 + u) * kappa * v)
+        root = math.sqrt((lipschitz + 1) / 2)  # √ρ ≤ 1, or what the layer claims
+        v = root * z + beta + first
+        return 2 * (1 + u) * root * (first + u * v) + g(n2 + 3, u) * (z + 2 * (1 + u) * kappa * v)
 
     def claim(self, i, values, depth, lipschitz, errors=4):
         """[i, y, r] for one input, or None; ``values`` are those before and after each of the layers."""
@@ -391,6 +429,14 @@ def reflected_network(seed=4):
     return draft.finish()
 
 
+def wave_network(seed=5):
+    rng = np.random.default_rng(seed)
+    draft = Draft(seed, [2, 4, 5], rng.standard_normal((12, 2, 4, 5)).astype(np.float32), None)
+    draft.torus(3).add("abs").torus(4, residual=True).torus(2, odd=0.9).torus(2, residual=True, odd=1.003)
+    draft.add("flatten", shape=(40,)).linear(4)
+    return draft.finish()
+
+
 def affine_network(seed=3):
     rng = np.random.default_rng(seed)
     draft = Draft(seed, [9], rng.standard_normal((12, 9)).astype(np.float32), None)
@@ -403,6 +449,7 @@ NETWORKS = {
     "binary": binary_network,
     "affine": affine_network,
     "reflected": reflected_network,
+    "waves": wave_network,
 }
 DRAFTS = {}
 
@@ -753,6 +800,54 @@ def test_reflections_and_taken_channels_are_checked(name, tmp_path, capsys):
     assert verdict(draft.save(tmp_path / "c"), capsys) == code
 
 
+def widened(key, axis):
+    """The first wave layer with one entry more along an axis of that tensor."""
+
+    def function(draft):
+        name = draft.layers[0][key]
+        draft.tensors[name] = np.concatenate([draft.tensors[name], draft.tensors[name].take([0], axis)], axis)
+
+    return function
+
+
+def replaced(key, function):
+    """That tensor of the first wave layer, changed as a whole."""
+    return lambda d: d.tensors.update(
+        {d.layers[0][key]: np.ascontiguousarray(function(d.tensors[d.layers[0][key]]))}
+    )
+
+
+WAVES = {  # mutation → exit code
+    "blocks stretched": (replaced("weight", lambda t: t * np.float32(1.01)), 1),
+    "one entry": (set_tensor("torus", "weight", 7, 0.99), 1),
+    "rows stretched": (replaced("rows", lambda t: t * np.float32(1.01)), 1),
+    "gamma of a residual": (set_tensor("residual_torus", "gamma", 0, 1.5), 1),
+    "a smaller claim": (set_layer("torus", lipschitz=(0.9).hex()), 1),
+    "a smaller claim of a residual above 1": (set_layer("residual_torus", 1, lipschitz=(1.0).hex()), 1),
+    "another function": (replaced("rows", lambda t: t[::-1]), 1),
+    "waves above 1": (set_tensor("torus", "rows", 0, 1.01), 2),
+    "one wave more": (widened("rows", 0), 2),
+    "one pixel more": (widened("columns", 1), 2),
+    "one block more": (widened("weight", 0), 2),
+    "one row of a block more": (widened("weight", 1), 2),
+    "one column of a block more": (widened("weight", 2), 2),
+    "a wave not finite": (set_tensor("torus", "columns", 0, np.nan), 2),
+    "gamma negative": (set_tensor("residual_torus", "gamma", 0, -1.0), 2),
+    "another activation": (set_layer("residual_torus", activation="gelu"), 2),
+    "a witness": (set_layer("residual_torus", witness=None), 2),
+    "rows that are no matrix": (lambda d: d.layers[0].update(rows=d.layers[0]["bias"]), 2),
+    "blocks as rows": (lambda d: d.layers[0].update(rows=d.layers[0]["weight"]), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAVES)
+def test_convolutions_in_a_basis_of_waves_are_checked(name, tmp_path, capsys):
+    draft = draft_of("waves")
+    mutate, code = WAVES[name]
+    mutate(draft)
+    assert verdict(draft.save(tmp_path / "c"), capsys) == code
+
+
 def test_the_strided_lags_of_an_affine_convolution_are_no_bound(tmp_path):
     draft = draft_of("conv")
     assert affine_strided_lags(draft, 1.0) > 1
@@ -768,7 +863,7 @@ def test_malformed_certificates_are_not_read(name, tmp_path, capsys):
     assert verdict(draft.save(tmp_path / "c"), capsys) == 2
 
 
-@pytest.mark.parametrize("kind", ["binary", "conv", "sll"])
+@pytest.mark.parametrize("kind", ["binary", "conv", "sll", "waves"])
 def test_the_rounding_error_counts_twice(kind, tmp_path):
     """With half the error the radius is refused, with the error of the format's page it is accepted."""
     draft = NETWORKS[kind]()
@@ -1080,7 +1175,7 @@ NASTY += ["0x1.0000000000000p-1", "0x1.0000000000000p+1", "nan", "inf", "0x1.fff
 
 
 @settings(FUZZ, max_examples=500)
-@given(kind=st.sampled_from(["conv", "binary", "sll"]), data=st.data())
+@given(kind=st.sampled_from(["conv", "binary", "sll", "waves"]), data=st.data())
 def test_replaced_values(saved, kind, data):
     folder, original, files = saved[kind]
     top = json.loads(files["certificate.json"])

@@ -57,7 +57,15 @@ def test_the_checker_accepts_what_is_proved_and_refutes_what_is_claimed(index):
         assert row.checker == ("accepts", "accepts" if row.mutant.sound else "refutes")
 
 
-IN_FORMAT = (nn.Linear, nn.Conv2d, lc.Normalize, mutants.FrozenResidualLinear, mutants.FrozenResidualConv2d)
+IN_FORMAT = (
+    nn.Linear,
+    nn.Conv2d,
+    lc.Normalize,
+    mutants.FrozenResidualLinear,
+    mutants.FrozenResidualConv2d,
+    mutants.FrozenTorus,
+    mutants.FrozenResidualTorus,
+)
 OUT_OF_FORMAT = ("stride 2 with dilation 2, the stride counted twice",)
 
 

@@ -13,8 +13,13 @@ from lipcert.algebra.torus import MAPS
 from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import certify
 from lipcert.check import check
+from lipcert.frozen import FrozenTorus, circular
+from lipcert.frozen.torus import blocks_of, expand, waves
 from lipcert.proofs.audit import chain
+from lipcert.proofs.rules import rule
 from lipcert.verified import convolution
+from lipcert.verified.rounding import U32, U64
+from lipcert.verified.torus import torus_kappa, torus_norm_bound, torus_rho_bound
 from table import jacobian
 
 ROUNDING = 1e-12  # of a few hundred operations on matrices of norm 1 whose condition is at most about 100
@@ -132,9 +137,10 @@ def test_a_network_of_them_is_proved_certified_and_checked(method, tmp_path):
     frozen = lc.freeze(network)
     assert (frozen(x) - network(x)).abs().max() <= 1e-4  # float32 transforms of images of norm 10
     links = chain(frozen, (1, 8, 12))
-    proved = [(part.method, part.lipschitz) for part in links.parts if "conv" in part.op]
+    proved = [(part.method, part.lipschitz) for part in links.parts if "conv" in part.op or "torus" in part.op]
     assert len(proved) == 3
-    assert all(how == "torus" and 0.9 < constant <= 1 for how, constant in proved)
+    how = "torus" if method == "bcop" else "waves"
+    assert all(found == how and 0.9 < constant <= 1 for found, constant in proved)
     result = certify(links, x, frozen(x).argmax(dim=1))
     assert check(write_certificate(tmp_path, links, frozen, images, result)).ok
 
@@ -217,3 +223,125 @@ def test_room_is_left_for_the_checker_where_its_grid_is_coarser():
     kernel = np.random.default_rng(0).standard_normal((1, 1, 1, 63))
     found = convolution.by_grid_too(convolution.conv_norm_bound(kernel), kernel, 1)
     assert checker.norm_squared(kernel[None], found.value**2) <= found.value**2
+
+
+# --- As they are stored: in a basis of waves ---
+
+IMAGES = [(1, 1), (1, 6), (2, 3), (4, 4), (5, 8), (7, 9)]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_waves_are_orthonormal_and_a_kernel_has_blocks_in_them(image):
+    rng = np.random.default_rng(0)
+    for n, m in ((1, 1), (2, 3), (3, 2)):
+        sizes = [2 * (size // 2) + 1 for size in image]
+        kernel = rng.standard_normal((n, m, *sizes))
+        rows, columns = (waves(size) for size in image)
+        for basis, size in ((rows, image[0]), (columns, image[1])):
+            assert (basis.mT @ basis - torch.eye(size)).abs().max() <= ROUNDING
+        blocks = blocks_of(torch.from_numpy(kernel), image)
+        x = rng.standard_normal((4, m, *image))
+        found = expand(rows, columns, blocks, torch.from_numpy(x)).numpy()
+        expected = x.reshape(4, -1) @ circulant(kernel, image).T
+        assert np.abs(found.reshape(4, -1) - expected).max() <= ROUNDING * np.abs(expected).max()
+        assert expand(rows, columns, blocks, torch.zeros(0, m, *image).double()).shape == (0, n, *image)
+
+
+def matrix_of_waves(rows, columns, blocks):
+    """TᵀBT from the definition, entry by entry, (n·H·W, m·H·W), and the same of absolute values."""
+    h, w, n, m = len(rows) // 2, len(columns) // 2, blocks.shape[1] // 4, blocks.shape[2] // 4
+    made = []
+    for r, c, b in ((rows, columns, blocks), (abs(rows), abs(columns), abs(blocks))):
+        middle = np.zeros((n, h, 2, w, 2, m, h, 2, w, 2))
+        for i, j in itertools.product(range(h), range(w)):
+            middle[:, i, :, j, :, :, i, :, j] = b[i * w + j].reshape(2, 2, n, 2, 2, m).transpose(2, 0, 1, 5, 3, 4)
+        middle = middle.reshape(n, 2 * h, 2 * w, m, 2 * h, 2 * w)
+        matrix = np.einsum("yY,xX,nyxmvu,vV,uU->nYXmVU", r, c, middle, r, c, optimize=True)
+        made.append(matrix.reshape(n * r.shape[1] * c.shape[1], -1))
+    return made
+
+
+@pytest.mark.parametrize("image", [(1, 6), (4, 4), (3, 5)])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e25])
+def test_bounds_of_waves_hold_for_any_numbers_and_are_tight_for_orthonormal_ones(image, scale):
+    rng = np.random.default_rng(1)
+    for n, m, honest in ((2, 3, True), (3, 1, True), (2, 2, False)):
+        rows, columns = (waves(size).numpy() for size in image)
+        if not honest:  # whatever a file may hold
+            rows, columns = (0.5 * rng.standard_normal(t.shape) for t in (rows, columns))
+        blocks = scale * rng.standard_normal((len(rows) * len(columns) // 4, 4 * n, 4 * m))
+        gamma = rng.uniform(0, 1, n)
+        gamma[0] = 0.0 if n > 2 else gamma[0]
+        matrix, absolute = matrix_of_waves(rows, columns, blocks)
+        root = np.repeat(np.sqrt(gamma), image[0] * image[1])[:, None]
+        norm, rho = np.linalg.norm(matrix, 2), np.linalg.norm(root * matrix, 2) ** 2
+        assert norm * (1 - ROUNDING) <= torus_norm_bound(rows, columns, blocks).value
+        found = torus_rho_bound(rows, columns, blocks, gamma).value
+        assert rho * (1 - ROUNDING) <= found
+        kappa = torus_kappa(rows, columns, blocks, gamma)
+        assert np.linalg.norm(root * absolute, 2) * (1 - ROUNDING) <= kappa
+        if honest and not any(size % 2 for size in image):
+            assert torus_norm_bound(rows, columns, blocks).value <= norm * (1 + 1e-9)
+            assert found <= rho * (1 + 1e-9)
+
+
+def test_bounds_of_waves_fail_closed():
+    rows, columns, blocks = waves(4).numpy(), waves(4).numpy(), np.ones((4, 8, 4))
+    assert np.isfinite(torus_norm_bound(rows, columns, blocks).value)
+    for bad in (np.nan, np.inf):
+        for k in range(3):
+            parts = [rows.copy(), columns.copy(), blocks.copy()]
+            parts[k].flat[1] = bad
+            assert torus_norm_bound(*parts).value == np.inf
+    for gamma in ((np.nan, 1.0), (-1.0, 1.0)):
+        assert torus_rho_bound(rows, columns, blocks, np.array(gamma)).value == np.inf
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_error_bound_of_waves_holds(residual):
+    """In float32 and in float64 against extended precision, sums in one order and in blocks."""
+    torch.manual_seed(0)
+    layer = (
+        lc.OrthogonalResidualConv2d(3, 5, image_size=(6, 5))
+        if residual
+        else lc.OrthogonalConv2d(3, 5, image_size=(6, 5))
+    )
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    frozen = lc.freeze(layer)
+    rows, columns, blocks = (getattr(frozen, name).double().numpy() for name in ("rows", "columns", "weight"))
+    matrix = matrix_of_waves(*(t.astype(np.longdouble) for t in (rows, columns, blocks)))[0]
+    bias = np.repeat(frozen.bias.double().numpy(), 30)
+    x = torch.randn(8, 3, 6, 5)
+    exact = x.double().numpy().astype(np.longdouble).reshape(8, -1)
+    z = exact @ matrix.T + bias
+    if residual:
+        twice = 2 * np.repeat(frozen.gamma.double().numpy(), 30)
+        z = exact - (np.maximum(z, 0) * twice) @ matrix
+    for dtype, u, block in ((torch.float32, U32, None), (torch.float32, U32, 4), (torch.float64, U64, None)):
+        one = rule(frozen, (3, 6, 5), dtype, block)
+        away = (one.forward(x.to(dtype)).double().numpy().reshape(8, -1) - z).astype(float)
+        norms = x.double().flatten(1).norm(dim=1)
+        assert (np.linalg.norm(away, axis=1) <= one.error_bound(norms, u).numpy()).all()
+    deployed = frozen(x).double().numpy().reshape(8, -1)
+    assert np.abs(deployed - z.astype(float)).max() <= 1e-5
+
+
+def test_what_does_not_fit_its_waves_is_refused():
+    layer = lc.freeze(lc.OrthogonalConv2d(2, 3, image_size=(4, 6)))
+    for shape in ((1, 2, 6, 4), (1, 3, 4, 6), (1, 2, 4, 5), (2, 24)):
+        with pytest.raises(ValueError, match="part of it"):
+            layer(torch.zeros(shape))
+    with pytest.raises(lc.NotCertified, match="must fit inputs"):
+        lc.audit(layer, (2, 6, 4))
+    layer.rows *= 3
+    with pytest.raises(lc.NotCertified, match="at most 1 in modulus"):
+        lc.audit(layer, (2, 4, 6))
+
+
+def test_few_taps_stay_a_convolution_and_many_numbers_too(monkeypatch):
+    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=3)), nn.Conv2d)
+    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=8, method="bcop")), nn.Conv2d)
+    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=4)), FrozenTorus)
+    monkeypatch.setattr(circular, "MANY_NUMBERS", 10)
+    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=4)), nn.Conv2d)

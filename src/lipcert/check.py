@@ -40,6 +40,7 @@ TEXT = 2**26  # bytes of JSON that are read
 LIMIT = 2**26  # numbers that one layer may hold for one input, or one matrix of a proof
 BATCH = 2**24  # numbers that one layer may hold for a batch of more than one
 KERNEL = 257  # largest side of a kernel: an orthogonal one covers its image
+WAVES = 1024  # along one axis of an image
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
 HUGE = 2.0**500  # a layer whose values may exceed this proves nothing: below it, nothing overflows
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
@@ -52,6 +53,7 @@ FIELDS = {
     **{"group_sort": "size", "scale": "factor", "linear": "weight bias", "conv": CONV},
     **{"take_channels": "first count", "householder": "first second"},
     **{"residual_linear": f"weight bias {RESIDUAL}", "residual_conv": f"{CONV} {RESIDUAL}"},
+    **{"torus": "rows columns weight bias", "residual_torus": "rows columns weight bias gamma activation"},
 }
 
 
@@ -478,6 +480,37 @@ class Convolution:
         return x[..., ph : high + ph, pw : wide + pw].reshape(batch, *self.image)
 
 
+@dataclass(frozen=True)
+class Torus:
+    """Wᵀ = TᵀBT and its adjoint W: T is x ↦ RxCᵀ on each channel, B has a block for each two rows of R and of C."""
+
+    rows: Array  # (2h, H)
+    columns: Array  # (2w, W)
+    blocks: Array  # (h·w, 4n, 4m)
+
+    def forward(self, x: Array, adjoint: bool = False) -> Array:  # (batch, m, H, W) → (batch, n, H, W)
+        blocks = self.blocks.swapaxes(1, 2) if adjoint else self.blocks
+        batch, c, high, wide = x.shape
+        h, w, n = len(self.rows) // 2, len(self.columns) // 2, blocks.shape[1] // 4
+        x = self.rows @ x.transpose(2, 3, 1, 0).reshape(high, -1)
+        x = (self.columns @ x.reshape(2 * h, wide, -1)).reshape(h, 2, w, 2, -1).transpose(0, 2, 1, 3, 4)
+        y = (blocks @ x.reshape(h * w, 4 * c, batch)).reshape(h, w, 2, 2, -1).transpose(0, 2, 1, 3, 4)
+        y = self.rows.T @ (self.columns.T @ y.reshape(2 * h, 2 * w, -1)).reshape(2 * h, -1)
+        return np.asarray(y.reshape(high, wide, n, batch).transpose(3, 2, 0, 1))
+
+    def adjoint(self, y: Array) -> Array:
+        return self.forward(y, adjoint=True)
+
+    def stretch(self) -> float:  # at least ‖T‖²
+        return math.prod(top_eigenvalue(part[None], 1.0) for part in (self.rows, self.columns)) * ROUND
+
+    def absolute(self) -> float:  # at least ‖|T|‖²
+        return (
+            math.prod(absolute_norm(part[None, :, :, None, None]) ** 2 for part in (self.rows, self.columns))
+            * ROUND
+        )
+
+
 def run(layer: Layer, x: Array) -> Array:  # (batch, …) in float64
     p = layer.parts
     match layer.op:
@@ -511,9 +544,9 @@ def run(layer: Layer, x: Array) -> Array:  # (batch, …) in float64
             return np.asarray(x @ p.weight.T + p.bias)
         case "residual_linear":
             return np.asarray(x - (np.maximum(x @ p.weight.T + p.bias, 0) * (2 * p.gamma)) @ p.weight)
-        case "conv":
+        case "conv" | "torus":
             return np.asarray(p.conv.forward(x) + p.bias[:, None, None])
-        case "residual_conv":
+        case "residual_conv" | "residual_torus":
             hidden = np.maximum(p.conv.forward(x) + p.bias[:, None, None], 0) * (2 * p.gamma)[:, None, None]
             return np.asarray(x - p.conv.adjoint(hidden))
     raise Malformed(f"unknown op {layer.op}")
@@ -544,6 +577,20 @@ def convolution(entry: dict[str, Any], shape: Shape, weight: Array, where: str) 
     numbers((n, *out), where)
     taps = np.ascontiguousarray(weight.reshape(groups, -1, c, *sides).transpose(3, 4, 0, 1, 2))
     return Convolution(taps, stride, padding, mode == "circular", shape, out)
+
+
+def waves(entry: dict[str, Any], shape: Shape, weight: Array, take: Take, where: str) -> Torus:
+    rows, columns = (take(entry[name], None) for name in ("rows", "columns"))
+    need(len(shape) == 3 and weight.ndim == 3, f"{where}: needs an image and a weight (hw, 4n, 4m)")
+    need(rows.ndim == columns.ndim == 2, f"{where}: rows and columns must be matrices")
+    need(rows.shape[1:] + columns.shape[1:] == shape[1:], f"{where}: rows and columns are not of this image")
+    need(len(rows) % 2 == len(columns) % 2 == 0, f"{where}: rows and columns must be pairs")
+    need(max(rows.shape + columns.shape) <= WAVES, f"{where}: at most {WAVES} rows and columns")
+    need(max(np.abs(rows).max(), np.abs(columns).max()) <= 1, f"{where}: rows and columns have entries above 1")
+    blocks, n, m = weight.shape
+    fits = blocks == len(rows) * len(columns) // 4 and n % 4 == 0 and m == 4 * shape[0]
+    need(fits, f"{where}: weight {weight.shape} on an image {shape}")
+    return Torus(rows, columns, weight)
 
 
 def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
@@ -616,35 +663,45 @@ def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
 def weighted(
     entry: dict[str, Any], where: str, shape: Shape, take: Take, claimed: float, p: SimpleNamespace
 ) -> tuple[float, Rounding, Shape, int]:
-    """The four layers with a weight: constant, rounding, shape of what comes out, numbers held for one input."""
+    """The layers with a weight: constant, rounding, shape of what comes out, numbers held for one input."""
     p.weight = weight = take(entry["weight"], None)
+    n, stride, positions, torus, stretch, absolute, more = len(weight), (1, 1), 1, None, 1.0, 1.0, 0
+    hidden: Shape
     if entry["op"].endswith("linear"):
         need(weight.ndim == 2 and weight.shape[1:] == shape, f"{where}: weight {weight.shape} on an input {shape}")
-        kernel, stride, positions, hidden = weight[None, :, :, None, None], (1, 1), 1, (len(weight),)
-        room, torus = max(weight.shape), None
+        kernel, hidden, room = weight[None, :, :, None, None], (n,), max(weight.shape)
+    elif entry["op"].endswith("torus"):
+        p.conv = waves(entry, shape, weight, take, where)
+        kernel, n, positions = weight[..., None, None], weight.shape[1] // 4, math.prod(shape[1:])
+        hidden, room = (n, *shape[1:]), numbers((len(weight), max(weight.shape[1:])), where)
+        stretch, absolute = p.conv.stretch(), p.conv.absolute()
+        more = sum(p.conv.rows.shape + p.conv.columns.shape)
     else:
         p.conv = convolution(entry, shape, weight, where)
         kernel, stride, positions = p.conv.taps.transpose(2, 3, 4, 0, 1), p.conv.stride, math.prod(p.conv.out)
-        hidden = (len(weight), *p.conv.out)
+        hidden = (n, *p.conv.out)
         padded = (size + 2 * pad for size, pad in zip(shape[1:], p.conv.padding, strict=True))
         room = max(shape[0] * math.prod(padded), math.prod(hidden))
         torus = tuple(map(operator.floordiv, shape[1:], stride)) if p.conv.circular else None
-    n, area = len(weight), kernel.shape[3] * kernel.shape[4]
+    area = kernel.shape[3] * kernel.shape[4]
     p.bias = np.zeros(n) if entry["bias"] is None else take(entry["bias"], (n,))
     spread = math.sqrt(positions) * ROUND
     if not entry["op"].startswith("residual"):
         split = phases(kernel, stride)
-        proved = math.nextafter(math.sqrt(norm_squared(split, claimed * claimed, torus)), math.inf)
-        rounding = Rounding(kernel.shape[2] * area + 1, absolute_norm(split), float(norms(p.bias)) * spread)
-        return proved, rounding, hidden, room
+        norm = math.sqrt(norm_squared(split, (claimed / stretch) ** 2, torus))
+        proved = norm if stretch == 1 else norm * stretch * ROUND
+        kappa = absolute_norm(split) * absolute * ROUND
+        rounding = Rounding(kernel.shape[2] * area + more + 1, kappa, float(norms(p.bias)) * spread)
+        return math.nextafter(proved, math.inf), rounding, hidden, room
     need(entry["activation"] == "relu", f"{where}: activation is relu")
     p.gamma = take(entry["gamma"], (n,))
     need(bool((p.gamma >= 0).all()), f"{where}: gamma must not be negative")
-    witness = None if entry["witness"] is None else take(entry["witness"], (n,), "<f8")
+    witness = None if entry.get("witness") is None else take(entry["witness"], (n,), "<f8")
     need(witness is None or bool((witness > 0).all()), f"{where}: the witness must be positive")
     heads, goal, rho = kernel.shape[:2], (1 + claimed) / 2, math.inf
     root = np.sqrt(p.gamma) * (1 + 2.0**-51)  # at least √γ
-    split = phases(kernel * root.reshape(*heads, 1, 1, 1), stride)  # within u of what it stands for
+    each = np.tile(root, (len(weight), 4)) if entry["op"].endswith("torus") else root.reshape(heads)
+    split = phases(kernel * each[..., None, None, None], stride)  # within u of what it stands for
     if witness is not None and math.prod(heads) * heads[1] <= LIMIT:
         rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
     single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(
@@ -655,11 +712,12 @@ def weighted(
         still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal)
         rho = min(rho, (still + norm_squared(split[:, :, ~single], max(goal - still, 0.0))) * ROUND)
     if not rho <= goal:
-        rho = min(rho, norm_squared(split, goal, torus))
+        found = norm_squared(split, goal / stretch**2, torus)
+        rho = min(rho, found if stretch == 1 else found * stretch**2 * ROUND)
     proved = above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf
-    fans = kernel.shape[2] * area + 1, kernel.shape[1] * area + 3
-    beta = float(norms(root * p.bias)) * spread
-    rounding = Rounding(fans[0], absolute_norm(split), beta, fans[1], math.sqrt(rho) * ROUND)
+    fans = kernel.shape[2] * area + more + 1, kernel.shape[1] * area + more + 3
+    beta, kappa = float(norms(root * p.bias)) * spread, absolute_norm(split) * absolute * ROUND
+    rounding = Rounding(fans[0], kappa, beta, fans[1], math.sqrt(rho) * ROUND)
     return proved, rounding, shape, room
 
 

@@ -24,6 +24,8 @@ from lipcert.frozen import (
     FrozenHouseholder,
     FrozenResidualConv2d,
     FrozenResidualLinear,
+    FrozenResidualTorus,
+    FrozenTorus,
     plain_conv2d,
     plain_linear,
 )
@@ -214,6 +216,27 @@ def _residual_conv(fields: _Fields) -> nn.Module:
     return FrozenResidualConv2d(*parts, **_placed(fields, len(parts[0])))
 
 
+def _waves(fields: _Fields) -> tuple[Tensor, Tensor, Tensor, int]:
+    """rows, columns, blocks and the number of output channels."""
+    rows, columns = fields.tensor("rows", None, None), fields.tensor("columns", None, None)
+    weight = fields.tensor("weight", len(rows) * len(columns) // 4, None, None)
+    if any(len(part) % 2 for part in (rows, columns)) or any(size % 4 for size in weight.shape[1:]):
+        raise fields.wrong("weight", tuple(weight.shape), "blocks (hw, 4n, 4m) for pairs of rows and of columns")
+    return rows, columns, weight, weight.shape[1] // 4
+
+
+def _torus(fields: _Fields) -> nn.Module:
+    rows, columns, weight, outputs = _waves(fields)
+    return FrozenTorus(rows, columns, weight, fields.maybe("bias", outputs))
+
+
+def _residual_torus(fields: _Fields) -> nn.Module:
+    rows, columns, weight, hidden = _waves(fields)
+    gamma, bias = fields.tensor("gamma", hidden), fields.maybe("bias", hidden)
+    fields.take("activation", "relu", lambda v: v == "relu")
+    return FrozenResidualTorus(rows, columns, weight, gamma, bias, SLOPE_RESTRICTED["relu"])
+
+
 def _linear(fields: _Fields) -> nn.Module:
     weight = fields.tensor("weight", None, None)
     return plain_linear(weight, fields.maybe("bias", len(weight)))
@@ -241,6 +264,8 @@ _MAKERS: dict[str, Callable[[_Fields], nn.Module]] = {
     "scale": lambda fields: Scale(fields.number("factor")),
     "residual_linear": lambda fields: FrozenResidualLinear(*_residual(fields, None, None)),
     "residual_conv": _residual_conv,
+    "torus": _torus,
+    "residual_torus": _residual_torus,
     "linear": _linear,
     "conv": _conv,
 }

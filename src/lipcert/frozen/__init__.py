@@ -1,8 +1,7 @@
 """Frozen networks: plain modules that store what the proof is about, with no T left to compute."""
 
-from lipcert.frozen.convert import RULES, freeze, out_of_place
+from lipcert.frozen.convert import FROZEN, RULES, freeze, out_of_place
 from lipcert.frozen.modules import (
-    FROZEN,
     FrozenCombination,
     FrozenHouseholder,
     FrozenResidual,
@@ -11,6 +10,7 @@ from lipcert.frozen.modules import (
     plain_conv2d,
     plain_linear,
 )
+from lipcert.frozen.torus import FrozenResidualTorus, FrozenTorus
 
 __all__ = [
     "FROZEN",
@@ -20,6 +20,8 @@ __all__ = [
     "FrozenResidual",
     "FrozenResidualConv2d",
     "FrozenResidualLinear",
+    "FrozenResidualTorus",
+    "FrozenTorus",
     "freeze",
     "out_of_place",
     "plain_conv2d",

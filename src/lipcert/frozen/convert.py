@@ -6,27 +6,27 @@ A frozen network has no link to the one it came from. Rounding: see ``rounded``.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lipcert.algebra.scale import scaled_bias
 from lipcert.errors import NotCertified
+from lipcert.frozen import circular
 from lipcert.frozen.modules import (
-    FROZEN,
     FrozenCombination,
     FrozenHouseholder,
+    FrozenResidual,
     FrozenResidualConv2d,
     FrozenResidualLinear,
     plain_conv2d,
     plain_linear,
     with_buffers,
 )
-from lipcert.frozen.rounded import Sought, contraction, frozen_expansion, frozen_residual
+from lipcert.frozen.rounded import contraction, frozen_expansion, frozen_residual
+from lipcert.frozen.torus import FrozenTorus
 from lipcert.layers import (
     activation,
     affine,
@@ -41,6 +41,7 @@ from lipcert.layers import (
 from lipcert.layers.contract import require_finite, require_no_hooks, require_vouched
 from lipcert.verified import convolution, dense
 
+FROZEN = (FrozenResidual, FrozenTorus, FrozenHouseholder, FrozenCombination)
 KEPT = (
     nn.Identity,
     nn.Linear,
@@ -137,39 +138,6 @@ def _conv(layer: affine.AffineConv2d) -> nn.Module:
     return plain_conv2d(weight, layer.bias, layer.stride, layer.padding, layer.padding_mode, layer.groups)
 
 
-def _orthogonal_conv(layer: orthogonal_conv.OrthogonalConv2d) -> nn.Module:
-    _require_torus(layer)
-    kernel = copy.deepcopy(layer).double().kernel()
-    weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.inner).value)
-    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    conv = plain_conv2d(weight, layer.bias, padding=padding, padding_mode="circular")
-    return conv if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), conv)
-
-
-def _require_torus(layer: orthogonal_conv.OnTorus) -> None:
-    """Refused where the proof would be of another operator: on the plane only ``bcop`` is orthogonal."""
-    if not convolution.torus_fits(layer.inner, layer.rows, layer.columns) and layer.method != "bcop":
-        raise NotCertified(
-            "an orthogonal convolution must be small enough to be proved at each frequency of its image; got "
-            f"{(layer.rows, layer.columns)} channels on {layer.inner}. Use fewer, a smaller image, or bcop."
-        )
-
-
-def _orthogonal_residual(layer: orthogonal_conv.OrthogonalResidualConv2d) -> nn.Module:
-    _require_torus(layer)
-    ones = torch.ones(layer.hidden, device=layer.weight.device, dtype=torch.float32)
-
-    def norm(kernel: np.ndarray) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
-        rho = convolution.conv_rho_bound(kernel, ones.cpu().numpy(), torus=layer.inner).value
-        return math.sqrt(rho) * (1 + 2.0**-30)
-
-    weight = contraction(copy.deepcopy(layer).double().kernel(), norm)
-    bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
-    parts = (weight, ones, bias, layer.activation, None)
-    padding = (weight.shape[2] // 2, weight.shape[3] // 2)
-    return FrozenResidualConv2d(*parts, padding=padding, padding_mode="circular")
-
-
 def _head(layer: head.NormalizedHead) -> nn.Module:
     rows = copy.deepcopy(layer).double().unit_weight()
     return plain_linear(rows.float(), layer.bias)
@@ -210,45 +178,6 @@ def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
     return nn.Sequential(pad, frozen_expansion(layer), last)
 
 
-def _sandwich_linear(layer: sandwich.SandwichLinear) -> nn.Module:
-    residue = _sandwiched(layer, copy.deepcopy(layer).double().matrix(), None, None)
-    pad = shape.PadChannels(layer.in_features + layer.hidden, -1)
-    return nn.Sequential(pad, residue, shape.TakeChannels(layer.hidden, layer.in_features, dim=-1))
-
-
-def _sandwich_conv(layer: sandwich.SandwichConv2d) -> nn.Module:
-    _require_torus(layer)
-    kernel = copy.deepcopy(layer).double().kernel()
-    padding = (kernel.shape[2] // 2, kernel.shape[3] // 2)
-    geometry = {"stride": (1, 1), "padding": padding, "padding_mode": "circular", "groups": 1}
-    residue = _sandwiched(layer, kernel, geometry, layer.inner)
-    take = shape.TakeChannels(layer.hidden, kernel.shape[1] - layer.hidden, dim=-3)
-    moved = [shape.SpaceToDepth(layer.stride)] if layer.stride > 1 else []
-    return nn.Sequential(*moved, shape.PadChannels(kernel.shape[1], -3), residue, take)
-
-
-def _sandwiched(
-    layer: sandwich.SandwichLinear | sandwich.SandwichConv2d,
-    joined: Tensor,  # [A B]
-    geometry: dict[str, Any] | None,
-    torus: tuple[int, int] | None,
-) -> nn.Module:
-    """√2AᵀΨσ(√2Ψ⁻¹Bx + b) is what the residual of W = √2[B −A]ᵀΨ⁻¹ and γ = Ψ²/2 makes of zeros behind x.
-
-    A positively homogeneous σ does not see Ψ but in b: W = [B −A]ᵀ, γ = 1, the bias Ψb/√2.
-    """
-    psi, one = layer.psi().double(), torch.ones(len(joined), device=joined.device, dtype=torch.float32)
-    weight, target = torch.cat((joined[:, layer.hidden :], -joined[:, : layer.hidden]), dim=1), one.double()
-    bias = scaled_bias(layer.bias, 1 / psi, one)
-    if not layer.activation.homogeneous:
-        weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
-        target, bias = psi.square() / 2, scaled_bias(layer.bias, one[0], one)
-    elif bias is not None:
-        bias = bias / math.sqrt(2)
-    bias = None if bias is None else bias.float()
-    return Sought(weight.float(), target.cpu().numpy(), bias, layer.activation, None, geometry, torus).frozen()
-
-
 def _combination(layer: shape.ConvexCombination) -> nn.Module:
     weights = layer.logits.double().softmax(dim=0) * (1 - 2.0**-22)  # rounding adds less: the sum stays below 1
     return FrozenCombination(weights.float(), [_freeze(branch, "a branch") for branch in layer.branches])
@@ -260,12 +189,12 @@ RULES: dict[type, Callable[[Any], nn.Module]] = {
     affine.AffineLinear: _linear,
     orthogonal.OrthogonalLinear: _linear,
     affine.AffineConv2d: _conv,
-    orthogonal_conv.OrthogonalConv2d: _orthogonal_conv,
-    orthogonal_conv.OrthogonalResidualConv2d: _orthogonal_residual,
+    orthogonal_conv.OrthogonalConv2d: circular.orthogonal_conv,
+    orthogonal_conv.OrthogonalResidualConv2d: circular.orthogonal_residual,
     general.GeneralLinear: _general,
     general.GeneralConv2d: _general,
-    sandwich.SandwichLinear: _sandwich_linear,
-    sandwich.SandwichConv2d: _sandwich_conv,
+    sandwich.SandwichLinear: circular.sandwich_linear,
+    sandwich.SandwichConv2d: circular.sandwich_conv,
     head.NormalizedHead: _head,
     head.FirstLogits: lambda layer: shape.TakeChannels(layer.num_classes),
     shape.Pixelwise: _pixelwise,

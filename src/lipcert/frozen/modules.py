@@ -129,9 +129,6 @@ class FrozenCombination(nn.Module):
         return torch.stack(outputs).sum(dim=0)
 
 
-FROZEN = (FrozenResidual, FrozenHouseholder, FrozenCombination)
-
-
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """nn.Linear with buffers in place of parameters."""
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")

@@ -20,9 +20,11 @@ from lipcert.activations import SlopeRestricted
 from lipcert.algebra.gram import absolute_gram
 from lipcert.algebra.scale import alive
 from lipcert.errors import NotCertified
-from lipcert.frozen.modules import FrozenResidualConv2d, FrozenResidualLinear
+from lipcert.frozen.modules import FrozenResidual, FrozenResidualConv2d, FrozenResidualLinear
+from lipcert.frozen.torus import FrozenResidualTorus
 from lipcert.verified import convolution, dense
 from lipcert.verified.rounding import float32_down
+from lipcert.verified.torus import torus_rho_bound
 
 ROOM = 2.0**-26  # γ and V are this much smaller than they may be, so that every checker's rounding fits: 1/4 ulp
 LEAST_T = 2.0**-120  # below it γ would leave float32: the neuron is dropped, as Theorem 6 allows
@@ -84,12 +86,15 @@ class Sought:
     q: np.ndarray | None
     geometry: dict[str, Any] | None  # of FrozenResidualConv2d; None: dense
     torus: tuple[int, int] | None = None  # the circular image it is for, where that is part of the layer
+    basis: tuple[Tensor, Tensor] | None = None  # its waves, if the weight is stored in them
 
-    def frozen(self) -> FrozenResidualLinear | FrozenResidualConv2d:
+    def frozen(self) -> FrozenResidual:
         gamma, by_witness = verified_gamma(self.target, self._rho)
         stored, kept = torch.from_numpy(gamma).to(self.weight.device), None
         if by_witness and self.q is not None:
             kept = torch.from_numpy(self.q).to(self.weight.device)
+        if self.basis is not None:
+            return FrozenResidualTorus(*self.basis, self.weight, stored, self.bias, self.sigma)
         parts = (self.weight, stored, self.bias, self.sigma, kept)
         if self.geometry is None:
             return FrozenResidualLinear(*parts)
@@ -99,6 +104,9 @@ class Sought:
         array = self.weight.cpu().numpy()
         if with_witness and self.q is None:
             return math.inf
+        if self.basis is not None:
+            rows, columns = (part.cpu().numpy() for part in self.basis)
+            return torus_rho_bound(rows, columns, array, gamma).value
         if self.geometry is None:
             return dense.rho_weighted(array, gamma, self.q) if with_witness else dense.rho_cholesky(array, gamma)
         placed = {"stride": self.geometry["stride"], "groups": self.geometry["groups"]}

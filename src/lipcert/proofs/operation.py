@@ -29,6 +29,7 @@ ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵
 UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-40}  # of one operation whose tensors stay below LARGEST
 LARGEST = {U64: 2.0**128, U32: 2.0**40}  # 2⁻¹²⁶·2⁴⁰ for each of 2²⁰ terms in 2²⁴ outputs: below 2⁻⁴⁰
 HUGE = {U64: 2.0**500, U32: 2.0**60}  # norms above it might overflow inside an operation: no bound is claimed
+EXACT = ("relu",)  # activations without rounding, which the certificate has
 CASTS = {U64: 0, U32: 3}  # a float64 tensor or factor that float32 works with is rounded first
 Error = Callable[[Tensor, float], Tensor]
 
@@ -192,8 +193,6 @@ def residual(
         down = hidden * taps if block is None else chained(hidden, block) + taps  # the products, then ``fold``
         terms = (chained(math.prod(stored.shape[1:]), block), down)
         op, positions, more = "residual_conv", math.prod(geometry.outputs(image)), geometry.placed()
-    beta = bias_norm(bias, weights, positions)
-    known = sigma.name in ("relu",)
     kept = None if witness is None else witness.double()
     fields = {"weight": weight, "gamma": gamma, "bias": bias, "witness": kept, "activation": sigma.name, **more}
 
@@ -206,11 +205,9 @@ def residual(
         z = sigma.function(geometry.convolve(x, w, b, block)) * twice[:, None, None]
         return x - geometry.transpose(z, w, (x.shape[2], x.shape[3]), block)
 
-    upper = max(1.0, math.nextafter(2 * rho.value - 1, math.inf))
-    error = (
-        residual_error(rho.value, kappa, beta, terms) if known and math.isfinite(kappa + beta + rho.value) else None
-    )
-    dense_or_format = geometry is not None or len(shape) == 1
+    in_format = len(shape) == 1 if geometry is None else geometry.in_format(image)
+    beta = bias_norm(bias, weights, positions)
+    upper, error = residual_constants(rho.value, kappa, beta, terms, sigma.name)
     return Operation(
         op,
         shape,
@@ -218,10 +215,19 @@ def residual(
         rho.method,
         forward,
         error,
-        fields if known and dense_or_format and (geometry is None or geometry.in_format(image)) else None,
+        fields if sigma.name in EXACT and in_format else None,
         claim=1.0,
         largest=largest(weight, gamma, bias),
     )
+
+
+def residual_constants(
+    rho: float, kappa: float, beta: float, terms: tuple[int, int], sigma: str
+) -> tuple[float, Error | None]:
+    """L and e of a residual; no e where σ is not exact or something is infinite."""
+    known = sigma in EXACT and math.isfinite(kappa + beta + rho)
+    upper = max(1.0, math.nextafter(2 * rho - 1, math.inf))
+    return upper, residual_error(rho, kappa, beta, terms) if known else None
 
 
 def require_slopes(sigma: Any) -> None:

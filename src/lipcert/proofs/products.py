@@ -18,6 +18,7 @@ from lipcert.proofs import operation as op
 from lipcert.proofs.elementary import shape_after
 from lipcert.proofs.geometry import Geometry, pair
 from lipcert.proofs.operation import Operation, Shape
+from lipcert.proofs.torus import residual_torus, torus
 from lipcert.verified.convolution import conv_kappa
 
 
@@ -111,4 +112,6 @@ PRODUCTS: dict[type, Callable[[Any, Shape, int | None], Operation]] = {  # sums 
     nn.Conv2d: _conv2d,
     frozen.FrozenResidualLinear: _residual_linear,
     frozen.FrozenResidualConv2d: _residual_conv,
+    frozen.FrozenTorus: torus,
+    frozen.FrozenResidualTorus: residual_torus,
 }

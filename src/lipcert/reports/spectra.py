@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.algebra.gram import Columns, dense_columns, residual_columns, symbol
-from lipcert.frozen import FrozenResidual, FrozenResidualConv2d
+from lipcert.frozen import FrozenResidual, FrozenResidualConv2d, FrozenResidualTorus, FrozenTorus
 
 GRIDS = (16, 12, 8, 6, 4)  # points per axis
 WORK = 4e9  # multiplications a layer may cost, before its grid is made coarser
@@ -42,23 +42,36 @@ def spectra_estimates(frozen: nn.Module) -> list[Spectrum]:
     for name, module in frozen.named_modules():
         if isinstance(module, FrozenResidual):
             found.append(_spectrum(name, module, "residual", module.gamma))
-        elif isinstance(module, (nn.Linear, nn.Conv2d)):
+        elif isinstance(module, (nn.Linear, nn.Conv2d, FrozenTorus)):
             found.append(_spectrum(name, module, "plain", None))
     return found
 
 
 def _spectrum(name: str, module: nn.Module, kind: str, gamma: Tensor | None) -> Spectrum:
     weight = module.get_buffer("weight").double().cpu()
+    grid = None
+    if isinstance(module, (FrozenTorus, FrozenResidualTorus)):  # near orthonormal waves around these blocks
+        scale = torch.ones(weight.shape[1] // 4).double() if gamma is None else gamma.double().cpu().sqrt()
+        blocks = weight * scale.repeat(4)[:, None]
+        values, grid = torch.linalg.svdvals(blocks).flatten(), module.rows.shape[1]
+        pixels = module.rows.shape[1] * module.columns.shape[1]
+        share = float(blocks.square().sum()) / (len(scale) * pixels)
+        return _described(name, kind, weight, grid, scale, values, share)
     scale = torch.ones(len(weight)).double() if gamma is None else gamma.double().cpu().sqrt()
     scaled = weight * scale.view(-1, *[1] * (weight.ndim - 1))
-    grid = None
     if isinstance(module, (FrozenResidualConv2d, nn.Conv2d)):
         high, wide = module.stride
         columns = residual_columns(scaled, (int(high), int(wide)), module.groups)
         grid = None if columns.taps.shape[3:] == (1, 1) else _grid(columns)
     else:
         columns = dense_columns(scaled)
-    values = _singular_values(columns, grid)
+    share = float(scaled.flatten(1).square().sum(dim=1).mean())
+    return _described(name, kind, weight, grid, scale, _singular_values(columns, grid), share)
+
+
+def _described(
+    name: str, kind: str, weight: Tensor, grid: int | None, scale: Tensor, values: Tensor, share: float
+) -> Spectrum:
     levels = torch.linspace(1, 0, QUANTILES, dtype=torch.float64)
     return Spectrum(
         name=name,
@@ -68,7 +81,7 @@ def _spectrum(name: str, module: nn.Module, kind: str, gamma: Tensor | None) -> 
         dead=int((scale == 0).sum()),
         quantiles=tuple(_quantiles(values, levels).tolist()),
         largest_estimate=float(values.max()),
-        mean_share_estimate=float(scaled.flatten(1).square().sum(dim=1).mean()),
+        mean_share_estimate=share,
     )
 
 

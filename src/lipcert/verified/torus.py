@@ -1,0 +1,48 @@
+"""Proved bounds for a circular convolution that is stored in a basis of waves: A = TᵀBT.
+
+T is x ↦ RxCᵀ on each channel of an image, R (2h, H) and C (2w, W). B has one block (4n, 4m) for each of the h·w
+pairs of two rows of R and two rows of C, its entries in the order (row, column, channel). R and C are near
+orthonormal, but no proof needs that: ‖A‖ ≤ ‖R‖²‖C‖² max‖B_g‖, and Γ, one number for each output channel, commutes
+with Tᵀ, so that ρ = ‖Γ^½A‖² ≤ ‖R‖⁴‖C‖⁴ max‖Γ^½B_g‖².
+
+Rounding: up. Infinite where nothing is proved.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from lipcert.verified.dense import Bound, kappa, norm_bound, rho_cholesky, sqrt_up
+from lipcert.verified.rounding import up
+
+METHOD = "waves"
+
+
+def torus_rho_bound(
+    rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike, gamma: npt.ArrayLike
+) -> Bound:  # (2h, H), (2w, W), (h·w, 4n, 4m), (n,)
+    """ρ = λmax(AᵀΓA)."""
+    basis = up(norm_bound(rows).value * norm_bound(columns).value, 1)
+    each = np.tile(np.asarray(gamma, np.float64), 4)
+    largest = max((rho_cholesky(block, each) for block in np.asarray(blocks)), default=math.inf)
+    return _found(up(largest * up(basis * basis, 1) ** 2, 2))
+
+
+def torus_norm_bound(rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike) -> Bound:
+    """‖A‖₂."""
+    outputs = np.asarray(blocks).shape[1] // 4
+    return _found(sqrt_up(torus_rho_bound(rows, columns, blocks, np.ones(outputs)).value))
+
+
+def torus_kappa(rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike, gamma: npt.ArrayLike) -> float:
+    """At least ‖|T|ᵀ Γ^½|B| |T|‖₂, for the rounding errors of the five products."""
+    basis = up(math.prod(kappa(part, np.ones(len(part))) for part in (np.asarray(rows), np.asarray(columns))), 1)
+    each = np.tile(np.asarray(gamma, np.float64), 4)
+    return up(max((kappa(block, each) for block in np.asarray(blocks)), default=math.inf) * up(basis * basis, 1), 1)
+
+
+def _found(value: float) -> Bound:
+    return Bound(value, METHOD) if math.isfinite(value) else Bound(math.inf, "none")
