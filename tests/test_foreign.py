@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import lipcert as lc
+from lipcert import frozen
 
 ROUNDING = 1e-12  # singular values in float64, of matrices with fewer than a thousand rows
 
@@ -103,7 +104,22 @@ def test_convolutions_in_every_geometry(name, kind):
     assert true * (1 - ROUNDING) <= upper <= 1.25 * true
 
 
+def changed(module, **attributes):
+    """A module whose attributes no longer say what its forward does."""
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
 REFUSED = {
+    "another padding than it runs with": (
+        changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(1, 1)), (1, 4, 4)
+    ),
+    "another padding in one dimension": (
+        changed(nn.Conv1d(1, 1, 3, padding=2, padding_mode="circular"), padding=(1,)), (1, 4)
+    ),
+    "another kernel than its weight": (changed(nn.Conv2d(1, 1, (1, 4)), kernel_size=(2, 2)), (1, 5, 5)),
+    "whole numbers": (frozen.plain_linear(torch.tensor([[2**24 + 1]]), None), (1,)),
     "reflect": shaped((2, 3), (8, 8), kernel_size=3, padding=1, padding_mode="reflect"),
     "replicate": shaped((2, 3), (8, 8), kernel_size=3, padding=1, padding_mode="replicate"),
     "circular, even, same": shaped((2, 3), (8, 8), kernel_size=2, padding="same", padding_mode="circular"),
@@ -118,7 +134,7 @@ REFUSED = {
     "adaptive average": (nn.AdaptiveAvgPool2d(2), (1, 4, 4)),
     "bilinear": (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4)),
     "old weight norm": (torch.nn.utils.spectral_norm(nn.Linear(4, 4)).eval(), (4,)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

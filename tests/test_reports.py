@@ -307,6 +307,17 @@ def test_a_certificate_of_other_weights_is_refused(trained, run):
         report([run], run / "report.html")
 
 
+def test_radii_and_verdicts_that_name_no_weights_are_refused(trained, run):
+    """A report said "with a proof" of radii that belonged to other weights, where nothing was left to tell."""
+    change(run / "audit.json", lambda audit: audit.pop("weights"))
+    with pytest.raises(ValueError, match=r"audit.json.*weights: Field required\. Run lipcert audit"):
+        report([run], run / "report.html")
+    (run / "audit.json").unlink()
+    (run / "certificate.json").unlink()
+    with pytest.raises(ValueError, match=r"expected certificate.json beside it; got none\. Run lipcert certify"):
+        report([run], run / "report.html")
+
+
 @pytest.mark.parametrize("file", ["audit.json", "certified.jsonl", "attack.jsonl", "config.json", "metrics.jsonl"])
 def test_a_damaged_file_is_refused_by_name(run, file):
     content = (run / file).read_bytes()

@@ -257,3 +257,25 @@ def test_axes_that_are_none_are_refused(make):
             make(dim)(torch.zeros(2, 3))
     with pytest.raises(lc.NotCertified, match="must not mix the examples"):
         lc.audit(nn.Sequential(make(0)), (3,))
+
+
+def test_a_residual_of_single_taps_pays_no_loss_to_the_checker(tmp_path):
+    """Every input is read by one tap: the checker said 1.00015 where the symbol is the same at every frequency."""
+    torch.manual_seed(0)
+    layer = lc.GeneralConv2d(1, 2, 4, 3, bound="rescaled")
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.weight[0, 0, 1, 1], layer.weight[1, 0, 1, 1] = 1e-13, 1.0
+    frozen, x = lc.freeze(nn.Sequential(layer, nn.Flatten(), lc.NormalizedHead(64, 3))), torch.rand(4, 1, 4, 4)
+    links = chain(frozen, (1, 4, 4))
+    result = certify(links, x, frozen(x).argmax(dim=1))
+    assert check(write_certificate(tmp_path, links, frozen, x, result)).ok
+
+
+def test_a_layer_of_zeros_has_the_constant_zero(tmp_path):
+    frozen = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    nn.init.zeros_(frozen[0].weight)
+    x = torch.rand(4, 4)
+    links = chain(lc.freeze(frozen), (4,))
+    result = certify(links, x, frozen(x).argmax(dim=1))
+    assert check(write_certificate(tmp_path, links, frozen, x, result)).ok

@@ -692,7 +692,7 @@ def weighted(
         proved = norm if stretch == 1 else norm * stretch * ROUND
         kappa = absolute_norm(split) * absolute * ROUND
         rounding = Rounding(kernel.shape[2] * area + more + 1, kappa, float(norms(p.bias)) * spread)
-        return math.nextafter(proved, math.inf), rounding, hidden, room
+        return math.nextafter(proved, math.inf) if proved else 0.0, rounding, hidden, room
     need(entry["activation"] == "relu", f"{where}: activation is relu")
     p.gamma = take(entry["gamma"], (n,))
     need(bool((p.gamma >= 0).all()), f"{where}: gamma must not be negative")
@@ -704,13 +704,13 @@ def weighted(
     split = phases(kernel * each[..., None, None, None], stride)  # within u of what it stands for
     if witness is not None and math.prod(heads) * heads[1] <= LIMIT:
         rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
-    single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(
-        axis=0
-    )  # inputs read by one tap, the same for all
-    if not rho <= goal and torus is None and single.any() and not single.all():
-        # The Gram matrix is a sum over inputs, and the part of those is the same at every frequency.
+    # Inputs that one tap reads, the same for all filters: their part of the Gram matrix, a sum over inputs, is the
+    # same at every frequency.
+    single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(axis=0)
+    if not rho <= goal and torus is None and single.any() and area > 1:
         still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal)
-        rho = min(rho, (still + norm_squared(split[:, :, ~single], max(goal - still, 0.0))) * ROUND)
+        rest = 0.0 if single.all() else norm_squared(split[:, :, ~single], max(goal - still, 0.0))
+        rho = min(rho, (still + rest) * ROUND)
     if not rho <= goal:
         found = norm_squared(split, goal / stretch**2, torus)
         rho = min(rho, found if stretch == 1 else found * stretch**2 * ROUND)

@@ -73,6 +73,8 @@ class Operation:
 
 
 def array(tensor: Tensor) -> np.ndarray:
+    if not tensor.is_floating_point():
+        raise NotCertified(f"tensors must be floating point; got {tensor.dtype}. Convert the module with .float().")
     kept = tensor.detach().cpu()
     return (kept if kept.dtype in (torch.float32, torch.float64) else kept.float()).numpy()  # half precision: exact
 

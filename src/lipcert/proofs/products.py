@@ -83,7 +83,24 @@ def _geometry(module: Any) -> Geometry:
         if isinstance(module, nn.Conv1d):
             high, wide = 0, high
         padding = (high, high, wide, wide)
+    _require_as_built(module, padding)
     return Geometry(kernel, stride, padding, dilation, module.padding_mode, module.groups)
+
+
+def _require_as_built(module: Any, padding: tuple[int, int, int, int]) -> None:
+    """torch pads by what it noted at construction, and slides the weight that is there: attributes may differ."""
+    sizes = tuple(module.kernel_size)
+    if tuple(module.weight.shape[2:]) != sizes:
+        raise NotCertified(
+            f"kernel_size must be that of its weight; got {sizes} and {tuple(module.weight.shape)}. Build it anew."
+        )
+    top, bottom, left, right = padding
+    noted = [left, right, top, bottom] if len(sizes) == 2 else [left, right]
+    if module.padding_mode != "zeros" and list(module._reversed_padding_repeated_twice) != noted:
+        raise NotCertified(
+            f"padding must be as at construction, where its mode is {module.padding_mode!r}; got "
+            f"{module.padding} later. Build it anew."
+        )
 
 
 def _residual_linear(module: frozen.FrozenResidualLinear, shape_in: Shape, block: int | None) -> Operation:

@@ -66,7 +66,7 @@ class AuditRecord(Record):
     largest_pairwise: float | None
     lower: float
     layers: tuple[LayerRecord, ...] = Field(strict=False)
-    weights: str | None = None  # none in files of before
+    weights: str
 
 
 class AttackRow(Record):

@@ -132,7 +132,7 @@ def load_run(folder: Path, name: str) -> Run:
         attack=read(folder / "attack.json", AttackRecord, attack),
         sha256={file: _sha256(folder / file) for file in HASHED if (folder / file).is_file()},
     )
-    if run.audit is not None and run.audit.weights is not None:
+    if run.audit is not None:
         _check_weights(run, "audit", run.audit.weights)
     _check_examples(run, certify)
     if run.attack is not None:
@@ -161,8 +161,10 @@ def _check_examples(run: Run, cure: str) -> None:
             raise ValueError(
                 f"{path}: expected radius 0 for a wrong answer; got {row.radius} at index {row.index}. {cure}"
             )
-    if run.examples is None or run.certificate is None:
+    if run.examples is None:
         return
+    if run.certificate is None:  # which says what the radii are about
+        raise ValueError(f"{path}: expected certificate.json beside it; got none. {cure}")
     rows = {row.index: (row.label, row.radius) for row in run.examples if row.radius > 0}
     claims = {index: (label, float.fromhex(radius)) for index, label, radius in run.certificate.claims}
     if rows != claims:
