@@ -125,7 +125,7 @@ class Orthonormal(nn.Linear):
 
     def __init__(self, features: int, method: str, residual: bool = False) -> None:
         super().__init__(features, features)
-        nn.init.xavier_normal_(self.weight)
+        nn.init.orthogonal_(self.weight)  # a random square matrix is too badly conditioned for Cholesky
         self.method, self.residual = method, residual
 
     def forward(self, x: Tensor) -> Tensor:

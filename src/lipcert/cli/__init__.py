@@ -49,9 +49,8 @@ def main() -> None:
         print(f"lipcert: expected a command, {expected}; got {got}. Run lipcert --help.", file=sys.stderr)
         sys.exit(2)
 
-    import tyro
-
     from lipcert.cli.memory import keep_memory
+    from lipcert.cli.parse import parsed
 
     keep_memory()
     module, name = COMMANDS[words[0]][0].split(".")
@@ -60,7 +59,7 @@ def main() -> None:
         if words[0] == "train":  # its defaults may come from a file
             command = home.parse_train(words[1:])
         else:
-            command = tyro.cli(getattr(home, name), prog=f"lipcert {words[0]}", args=words[1:])
+            command = parsed(getattr(home, name), words[1:], f"lipcert {words[0]}")
         sys.exit(command.run())
     except (ValueError, OSError, MemoryError) as error:  # bad input: one line, no traceback
         print(f"lipcert: {one_line(error)}", file=sys.stderr)

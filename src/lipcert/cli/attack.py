@@ -23,7 +23,7 @@ QUIET_SECONDS = 30  # between two lines of progress in a log
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack the answers that are correct and not certified. Interrupt it at any time; the same command goes on.
+    """Attack the answers that are right and not certified. Repeat to continue.
 
     Exit 1 if a certified answer fell.
     """
@@ -53,7 +53,6 @@ class Attack:
 
     def run(self) -> int:
         import json
-        import shlex
 
         from lipcert.attacks.evidence import contradictions, record_of
         from lipcert.attacks.parts import Parts, attack_in_shards
@@ -72,7 +71,7 @@ class Attack:
                 inputs, claims, radii, self.method, self.seed, parts, attacker, everything=self.all, show=show
             )
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        record = record_of(settings, rows, shlex.join(["lipcert", *sys.argv[1:]]), seconds)
+        record = record_of(settings, rows, self.command(), seconds)
         write_atomically(folder / "attack.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
         write_json(folder / "attack.json", record)
         parts.remove()
@@ -84,6 +83,20 @@ class Attack:
         for line in wrong:
             print(f"lipcert: {line}", file=sys.stderr)
         return 1 if wrong else 0
+
+    def command(self) -> str:
+        """What a user types for this attack, whoever started it."""
+        import shlex
+        from dataclasses import fields
+
+        words = ["lipcert", "attack", str(self.run_folder)]
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in ("run_folder", "jobs", "restart", "json") or value == one.default:
+                continue
+            words.append(f"--{one.name.replace('_', '-')}")
+            words += [] if value is True else [str(v) for v in (value if isinstance(value, tuple) else [value])]
+        return shlex.join(words)
 
     def checked(self) -> dict[str, float]:
         """The radii by increasing size; ValueError for flags that make no sense."""

@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Audit:
-    """Prove the constant of every layer of a network, or say which one has no proof. Exit 1 if one is refuted."""
+    """Prove the constant of every layer, or say which has none. Exit 1 if refuted."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, its model.safetensors, or what lipcert export wrote to torch or safetensors."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certify:
-    """Certify a trained network on its test images: radii that hold in float64, and a certificate to check."""
+    """Certify test images: radii that hold in float64, and a certificate to check."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder of lipcert train or lipcert import."""
@@ -47,6 +47,10 @@ class Certify:
         from lipcert.training.checkpoint import load_model, write_atomically
 
         radii = {text: fraction(text) for text in self.eps}
+        if not radii:
+            raise ValueError("--eps must be at least one radius; got none. Pass e.g. 36/255.")
+        if not self.run_folder.is_dir():
+            raise ValueError(f"RUN must be a run folder; got {self.run_folder}. Train one: lipcert train.")
         positive_int("batch_size", self.batch_size)
         if self.examples is not None:
             positive_int("examples", self.examples)
@@ -119,6 +123,7 @@ def test_images(run: Path, data: str | None, root: Path | None) -> ImageData:
     import json
 
     from lipcert.data.registry import load_data
+    from lipcert.training.checkpoint import load_spec
 
     if data is None:
         for name in ("config.json", "imported.json"):
@@ -129,7 +134,13 @@ def test_images(run: Path, data: str | None, root: Path | None) -> ImageData:
                 break
     if data is None:
         raise ValueError(f"the data set must be known; got a run in {run} that does not say. Pass --data NAME.")
-    return load_data(data, "test", root=root)
+    images, wanted = load_data(data, "test", root=root), tuple(load_spec(run).image_shape)
+    if images.image_shape != wanted:
+        expected, came = ("×".join(map(str, shape)) for shape in (wanted, images.image_shape))
+        raise ValueError(
+            f"the images must be {expected} for {run}; got {came} in {data}. Pass --data of that size."
+        )
+    return images
 
 
 def progress_bar(title: str):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Check:
-    """Verify a certificate with the independent checker: hashes, layers, claims and probe. Exit 1 if refuted."""
+    """Verify a certificate: hashes, layers, claims and probe. Exit 1 if refuted."""
 
     certificate: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CERTIFICATE")]
     """A certificate.json with its two tensor files beside it, or a run folder that holds them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from lipcert.experiments.plan import Comparison
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Compare(Comparison):
-    """Compare methods at equal budget: learning rates, runs, certificates, attacks, tables. Repeat to continue."""
+    """Compare methods at equal budget, each at its best rate. Repeat to continue."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,9 +23,9 @@ class Compare(Comparison):
     """Folder of the comparison; every run in it is a run folder."""
     attack: Literal["none", "quick", "pgd", "autoattack"] = "pgd"
     """Attack on each run of the table."""
-    attack_examples: int = 100
+    attack_examples: int = Field(default=100, ge=1)
     """Test images that are attacked."""
-    jobs: int = 1
+    jobs: int = Field(default=1, ge=1)
     """Runs at a time, each on one thread."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the rows as JSON instead of tables."""
@@ -115,10 +115,11 @@ def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
             made.append(
                 (
                     f"{data}: accuracy under attack (%), first {max(row.attack_examples for row in mine)} images",
-                    ["method", *names],
+                    ["method", "natural", *names],
                     [
                         [
                             row.method,
+                            "–" if row.attacked_natural is None else row.attacked_natural.percent(),
                             *(row.attacked[name].percent() if name in row.attacked else "–" for name in names),
                         ]
                         for row in mine

@@ -20,7 +20,7 @@ POINTS = 32
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a network on the embedded digits, prove it, check the proof, attack it, write the report."""
+    """Train on the embedded digits, prove, check, attack, and write the report."""
 
     epochs: int = 30
     """Passes over the 1,400 training digits."""
@@ -28,6 +28,8 @@ class Demo:
     """Of the initial weights and of the order of the examples."""
     out: Path = Path("runs/demo")
     """Run folder; a number is added if it exists."""
+    json: bool = False
+    """Print the shares as JSON instead of a table."""
 
     def run(self) -> int:
         from contextlib import redirect_stderr, redirect_stdout
@@ -59,6 +61,13 @@ class Demo:
                 told.print(f"That must not happen; what it said is in {log}", highlight=False, soft_wrap=True)
                 return code
         log.replace(folder / "demo.log")
+        if self.json:
+            import json
+
+            names, rows = shares(folder)
+            content = {name: dict(zip(names, line, strict=True)) for name, line in rows.items()}
+            print(json.dumps({"shares": content, "report": str(folder / "report.html")}, indent=2))
+            return 0
         console = Console()
         console.print(table(folder))
         console.print(
@@ -91,7 +100,7 @@ def commands(demo: Demo, folder: Path) -> dict[str, Callable[[], int]]:
         "learning_rate": 0.02,
         "offset": 0.7,
         "temperature": 0.1,
-        "evaluate_every": demo.epochs,
+        "evaluate_every": max(1, demo.epochs // 6),
         "seed": demo.seed,
         "threads": 1,
     }
@@ -117,18 +126,24 @@ def unused(folder: Path) -> Path:
     return folder if not folder.exists() else next(name for name in names if not name.exists())
 
 
-def table(folder: Path) -> Table:
-    """Natural, certified and attacked accuracy of a run folder, from its rows."""
+def shares(folder: Path) -> tuple[list[str], dict[str, list[float]]]:
+    """Natural, certified and attacked accuracy of a run folder, from its rows: names of columns, and lines."""
     from lipcert.experiments.results import RADII, read_run
-    from lipcert.reports.tables import rich_table
 
     run = read_run(folder)
     attacked = {name: row for name, row in run.attacked.items() if name in RADII}
     first = next(iter(attacked.values()))
-    shares = {
+    lines = {
         "certified, all images": [run.natural, *run.certified.values()],
         f"certified, first {POINTS}": [first.natural, *(attacked[name].certified for name in RADII)],
         f"attacked, first {POINTS}": [first.natural, *(attacked[name].attacked for name in RADII)],
     }
-    lines = [[name, *(f"{100 * share:.1f}" for share in line)] for name, line in shares.items()]
-    return rich_table("Digits: accuracy within an L2 radius (%)", ["", "natural", *RADII], lines)
+    return ["natural", *RADII], lines
+
+
+def table(folder: Path) -> Table:
+    from lipcert.reports.tables import rich_table
+
+    names, rows = shares(folder)
+    lines = [[name, *(f"{100 * share:.1f}" for share in line)] for name, line in rows.items()]
+    return rich_table("Digits: accuracy within an L2 radius (%)", ["", *names], lines)

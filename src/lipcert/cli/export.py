@@ -20,7 +20,7 @@ TAKEN = ("model.safetensors", "certificate.safetensors", "certificate.inputs.saf
 
 @dataclass(frozen=True)
 class Export:
-    """Write the frozen network for another program, read it back, prove it again. Exit 1 if anything changed."""
+    """Write the frozen network, read it back, prove it again. Exit 1 if it changed."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, or its model.safetensors."""

@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Import:
-    """Turn a checkpoint of the paper's code (SLL, exponential form) into a run folder."""
+    """Make a run folder of a checkpoint of the paper's code (SLL, exponential form)."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """A model.ckpt-*.pth; no code in it is executed."""
@@ -21,6 +21,8 @@ class Import:
     """Subtracted from the images; by default what the paper's code subtracts for that image size and classes."""
     data: str | None = None
     """The data set it was trained on, noted in the folder."""
+    json: bool = False
+    """Print the architecture as JSON instead of lines."""
 
     def run(self) -> int:
         import hashlib
@@ -37,6 +39,15 @@ class Import:
         write_json(self.out / "imported.json", {"file": self.file.name, "sha256": digest, "data": self.data})
         save_weights(self.out, weights, spec)
         count = sum(tensor.numel() for tensor in state.values())
+        if self.json:
+            import json
+
+            print(
+                json.dumps(
+                    {"spec": spec.model_dump(mode="json"), "parameters": count, "run": str(self.out)}, indent=2
+                )
+            )
+            return 0
         print(
             f"{spec.conv_layers} convolutions of {spec.channels} channels, {spec.dense_layers} dense layers, "
             f"{spec.num_classes} classes, {count / 1e6:.1f} M parameters; mean {spec.mean}\n"

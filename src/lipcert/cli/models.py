@@ -10,7 +10,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Models:
-    """List the named architectures; of a single one, every field that --overrides can change."""
+    """List the architectures; of one alone, every field for --overrides."""
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
     """A shell pattern, such as 'sll*'."""

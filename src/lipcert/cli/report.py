@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Show what runs have proved: one HTML page that works offline, figures, Markdown, JSON. Exit 1 if refuted."""
+    """Write one offline page of what runs have proved. Exit 1 if one is refuted."""
 
     run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(name="runs", metavar="RUN")]
     """Run folders; certified, audited and attacked ones have more to show."""

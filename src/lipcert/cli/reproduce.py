@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Make a table of the paper with its numbers beside ours: table.json, table.md, table.tex. Repeat to continue.
+    """Make a table of the paper, its numbers beside ours. Repeat to continue.
 
-    full is the paper's experiment to the letter, for GPUs; cpu, a small network on the same data, at most half an
-    hour on two cores; quick, a first look on the embedded digits, about a minute or two.
+    full: the paper's experiment to the letter, for GPUs.
+
+    cpu: a small network on the same data, at most half an hour on two cores.
+
+    quick: a first look on the embedded digits, about a minute or two.
     """
 
     table: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
-    """table1 (CIFAR-10), table2 (CIFAR-100, TinyImageNet), table3 (the architectures), table5 (AutoAttack), offsets
-    (Table 6), corrected (Table 7: the erratum's three ways of training), inference (Table 4)."""
+    """table1 (CIFAR-10), table2 (CIFAR-100, TinyImageNet), table3 (the architectures), table5 (AutoAttack),
+    offsets (Table 6), corrected (Table 7: the erratum's three ways of training), inference (Table 4)."""
     scale: Annotated[str, tyro.conf.arg(metavar="full|cpu|quick")] = "cpu"
     """What is scaled is said below the table."""
     seeds: int | None = None

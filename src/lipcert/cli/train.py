@@ -21,7 +21,7 @@ RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "1": 1.0}
 
 
 class Train(TrainConfig):
-    """Train a certified network. Interrupt it at any time; --resume continues bit for bit."""
+    """Train a certified network. Interrupted, --resume continues it bit for bit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,7 +64,7 @@ class Train(TrainConfig):
             print(f"lipcert: {error}", file=sys.stderr)
             return 1
         finally:
-            bar.progress.stop()
+            bar.stop()
         if not _first_process():
             return 0
         if not outcome.complete:
@@ -106,7 +106,9 @@ def parse_train(arguments: list[str]) -> Train:
                 raise ValueError(
                     f"{path}: {one_line_of(error)}. See lipcert train --help for the fields."
                 ) from None
-    return tyro.cli(Train, default=default, args=arguments, prog="lipcert train")
+    from lipcert.cli.parse import parsed
+
+    return parsed(Train, arguments, "lipcert train", default)
 
 
 def one_line_of(error: Exception) -> str:
@@ -144,6 +146,10 @@ class _Bar:
         loss = TextColumn("loss {task.fields[loss]:.3f}")
         self.progress = Progress(*columns, loss, console=Console(stderr=True), disable=not _first_process())
         self.task = self.progress.add_task(settings.model, loss=float("nan"))
+
+    def stop(self) -> None:
+        if self.progress.live.is_started:  # one that never started would still print an empty line
+            self.progress.stop()
 
     def show(self, step: Step) -> None:
         self.progress.start()  # once; a second call does nothing

@@ -43,6 +43,7 @@ class Row:
     step_seconds: float
     inference_seconds: float
     peak_bytes: int
+    attacked_natural: Spread | None = None  # of the attacked images, which may be easier than all
 
 
 def compare(
@@ -54,8 +55,11 @@ def compare(
     show: Callable[[str, int, int], object] = lambda phase, done, total: None,
 ) -> list[Row]:
     """Run what is missing in ``out`` and give its table; ``stages`` come after each training of the table."""
-    _same_plan(plan, out)
+    new = _is_new(plan, out)
     training = {data: load_data(data, "train", root=_root(plan)) for data in plan.data}
+    if new:  # only now: what is refused writes nothing
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "plan.json", plan.model_dump(mode="json"))
     cost = _costs(plan, out, training, show)
     steps = {key: plan.steps(cost[key], len(training[key[0]].labels)) for key in cost}
     held = {data: min(plan.validation, len(training[data].labels) // 5) for data in plan.data}
@@ -68,7 +72,8 @@ def compare(
     return rows
 
 
-def _same_plan(plan: Comparison, out: Path) -> None:
+def _is_new(plan: Comparison, out: Path) -> bool:
+    """Whether there is no comparison in ``out`` yet; ValueError for one with other settings, or something else."""
     path, now = out / "plan.json", plan.model_dump(mode="json")
     if path.is_file():
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -78,11 +83,10 @@ def _same_plan(plan: Comparison, out: Path) -> None:
                 f"{out} holds a comparison with other settings ({', '.join(changed)}); got changed ones. Continue "
                 "it as it was, or choose another --out."
             )
-        return
+        return False
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"--out must be new, empty or a comparison; got {out}, which is none. Choose another.")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(path, now)
+    return True
 
 
 def _root(plan: Comparison) -> Path | None:
@@ -147,7 +151,7 @@ def _rates(plan: Comparison, out: Path, trials: list[Job]) -> dict[Key, float]:
 
 
 def finished_rows(plan: Comparison, out: Path) -> list[Row]:
-    """The rows of what is finished; inference is measured now, all methods side by side."""
+    """The rows of what is finished; inference is measured once, all methods of a data set side by side."""
     cost = {
         (row["data"], row["method"]): row["step_seconds"]
         for row in json.loads((out / "cost.json").read_text(encoding="utf-8"))["rows"]
@@ -163,9 +167,14 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
             for method, runs in folders.items()
         }
         test = load_data(data, "test", root=_root(plan))
-        frozen = {method: freeze(load_model(runs[0])) for method, runs in done.items() if runs}
-        inference = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
-        for method in frozen:
+        finished = [method for method, runs in done.items() if runs]
+        stored = out / f"inference-{slug(data)}.json"
+        inference = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+        if set(inference) != set(finished):
+            frozen = {method: freeze(load_model(done[method][0])) for method in finished}
+            inference = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
+            write_json(stored, inference)
+        for method in finished:
             results = [read_run(folder) for folder in done[method]]
             config = json.loads((done[method][0] / "config.json").read_text(encoding="utf-8"))
             rows.append(
@@ -179,6 +188,7 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
                     natural=spread([result.natural for result in results]),
                     certified={name: spread([result.certified[name] for result in results]) for name in RADII},
                     attacked=_attacked(results),
+                    attacked_natural=_attacked_natural(results),
                     attack_examples=min(
                         (r.examples for result in results for r in result.attacked.values()), default=0
                     ),
@@ -198,6 +208,11 @@ def _attacked(results: list[RunResult]) -> dict[str, Spread]:
         for name in names
         if all(name in result.attacked for result in results)
     }
+
+
+def _attacked_natural(results: list[RunResult]) -> Spread | None:
+    firsts = [next(iter(result.attacked.values())).natural for result in results if result.attacked]
+    return spread(firsts) if len(firsts) == len(results) else None
 
 
 def plain(row: Row) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the table does not depend on what else the machine was doing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -64,6 +65,13 @@ class Comparison(BaseModel):
     def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         if not value or len(set(value)) < len(value):
             raise ValueError(f"expected at least one, each once; got {list(value)}")
+        return value
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < rate < math.inf for rate in value):
+            raise ValueError(f"expected learning rates above 0; got {list(value)}")
         return value
 
     @model_validator(mode="after")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, get_args
 
-from lipcert.errors import one_of
 from lipcert.models.spec import Method, ModelSpec
 
 _SIZES: dict[str, dict[str, Any]] = {
@@ -64,7 +64,11 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
     """The spec of a named architecture with some fields replaced."""
-    one_of("model", name, _REGISTRY, cure="`lipcert models` lists them.")
+    if name not in _REGISTRY:
+        near = get_close_matches(str(name), _REGISTRY, 4, 0.5) or ["sll_tiny"]
+        raise ValueError(
+            f"model must be a name that `lipcert models` lists, like {', '.join(near)}; got {name!r}. Choose one."
+        )
     return _REGISTRY[name](**overrides)
 
 
