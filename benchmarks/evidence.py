@@ -4,6 +4,7 @@ Run: lipcert compare … --out OUT              (the command is in each file of 
      python benchmarks/evidence.py --collect OUT --out results/comparison/NAME.json
      python benchmarks/evidence.py --continue results/comparison/NAME.json --out OUT    (see below)
      python benchmarks/evidence.py --memory results/comparison/NAME.json    (peaks alone, by three steps of each)
+     python benchmarks/evidence.py --inference results/comparison/NAME.json    (frozen networks anew, side by side)
      python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
      python benchmarks/evidence.py --steps results/step-cost.json
      python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
@@ -30,11 +31,14 @@ import torch
 from lipcert.cli.compare import tables
 from lipcert.data.registry import load_data
 from lipcert.experiments.compare import CHOSEN_BY, Row, finished_rows, plain
-from lipcert.experiments.cost import step_seconds
+from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.plan import Comparison, slug
-from lipcert.experiments.results import Spread, read_run
+from lipcert.experiments.results import Spread, read_run, spread
+from lipcert.frozen import freeze
+from lipcert.models.build import build
 from lipcert.reports.tables import markdown_table
 from lipcert.training.checkpoint import write_atomically, write_json
+from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -123,28 +127,83 @@ def measure_memory(path: Path) -> dict:
     return record | {"memory": f"python benchmarks/evidence.py --memory {path}"}
 
 
+def measure_inference(path: Path) -> dict:
+    """The record with the inference of each frozen network measured anew, as built: weights do not change it."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    plan = Comparison(**record["plan"])
+    for name in plan.data:
+        data, test = load_data(name, "train", root=plan.data_root), load_data(name, "test", root=plan.data_root)
+        mine = [row for row in record["rows"] if row["data"] == name]
+        configs = {row["method"]: plan.config(name, row["method"], row["learning_rate"], 1) for row in mine}
+        frozen = {method: freeze(build(spec_of(config, data))) for method, config in configs.items()}
+        seconds = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
+        for row in mine:
+            row["inference_seconds"] = seconds[row["method"]]
+    return record | {"inference": f"python benchmarks/evidence.py --inference {path}"}
+
+
 def rows_of(record: dict) -> list[Row]:
     """The rows of a record as the command has them."""
     made = []
     for row in record["rows"]:
         spreads = {name: {k: Spread(**v) for k, v in row[name].items()} for name in ("certified", "attacked")}
+        runs = [run for run in record["runs"] if run["run"].rpartition("-")[0] == f"{row['data']}-{row['method']}"]
+        first = [next(iter(run["attacked"].values()))["natural"] for run in runs if run["attacked"]]
+        spreads["attacked_natural"] = spread(first) if first else None
         made.append(Row(**{**row, "natural": Spread(**row["natural"]), **spreads}))
     return made
 
 
+def merged(path: Path) -> list[dict]:
+    """The record at ``path``, and those of NAME+more.json, whose rows take the place of its own."""
+    return [
+        json.loads(one.read_text(encoding="utf-8")) for one in (path, *sorted(path.parent.glob(f"{path.stem}+*")))
+    ]
+
+
+def merged_rows(path: Path) -> list[Row]:
+    rows = {(row.data, row.method): row for record in merged(path) for row in rows_of(record)}
+    return list(rows.values())
+
+
+def summary_block(folder: Path) -> str:
+    """The methods on both data sets at equal time, for the README."""
+    columns = [("fashion_mnist", ("36/255", "108/255")), ("cifar10", ("36/255", "108/255"))]
+    rows = {name: {row.method: row for row in merged_rows(folder / f"{name}.json")} for name, _ in columns}
+    head, lines = ["method"], []
+    for name, radii in columns:
+        title = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}[name]
+        head += [f"{title}: natural", *(f"certified {radius}" for radius in radii)]
+    for method in rows["cifar10"]:
+        line = [method]
+        for name, radii in columns:
+            row = rows[name][method]
+            line += [row.natural.percent(), *(row.certified[radius].percent() for radius in radii)]
+        lines.append(line)
+    files = ", ".join(
+        f"`results/comparison/{path.name}`" for name, _ in columns for path in folder.glob(f"{name}*.json")
+    )
+    return f"{markdown_table(head, lines)}\n\n`lipcert compare`, the commands are in {files}"
+
+
 def comparison_block(path: Path) -> str:
-    record = json.loads(path.read_text(encoding="utf-8"))
     parts = []
-    for title, header, lines in tables(rows_of(record)):
+    for title, header, lines in tables(merged_rows(path)):
         parts += [f"**{title}**", "", markdown_table(header, lines), ""]
-    memory = f"; memory: `{record['memory']}`" if "memory" in record else ""
-    return "\n".join([*parts, f"`{record['command']}` → `{path.relative_to(ROOT)}`{memory}"])
+    files = (path, *sorted(path.parent.glob(f"{path.stem}+*")))
+    for record, file in zip(merged(path), files, strict=True):
+        later = "".join(f"; {name}: `{record[name]}`" for name in ("memory", "inference") if name in record)
+        parts.append(f"`{record['command']}` → `{file.relative_to(ROOT)}`{later}")
+    return "\n".join(parts)
 
 
 def rates_block(path: Path) -> str:
-    rows = json.loads(path.read_text(encoding="utf-8"))["rates"]["rows"]
-    rates = list(rows[0]["certified 36/255"])
-    lines = [[row["method"], *(f"{100 * row['certified 36/255'][rate]:.1f}" for rate in rates)] for row in rows]
+    rows = {row["method"]: row["certified 36/255"] for record in merged(path) for row in record["rates"]["rows"]}
+    rates = sorted({rate for tried in rows.values() for rate in tried}, key=float)
+    lines = [
+        [method, *(f"{100 * tried[rate]:.1f}" if rate in tried else "–" for rate in rates)]
+        for method, tried in rows.items()
+    ]
     return f"{markdown_table(['method', *rates], lines)}\n\nThe same command and file."
 
 
@@ -205,7 +264,10 @@ def steps_block(path: Path) -> str:
 def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
+    found["summary"] = summary_block(ROOT / "results/comparison")
     for path in (ROOT / "results/comparison").glob("*.json"):
+        if "+" in path.name:  # part of another
+            continue
         found[f"comparison-{path.stem}"] = comparison_block(path)
         if json.loads(path.read_text(encoding="utf-8"))["rates"]:  # none where a single rate was given
             found[f"rates-{path.stem}"] = rates_block(path)
@@ -218,7 +280,7 @@ def blocks() -> dict[str, str]:
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
-    for name in re.findall(r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps):begin -->", text):
+    for name in re.findall(r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary):begin -->", text):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")
     for name, block in found.items():
@@ -329,7 +391,8 @@ def pareto(path: Path):
         spread_labels(points)
         best = [p for p in points if not any(q["cost"] <= p["cost"] and q["share"] > p["share"] for q in points)]
         reach = [min(p["cost"] for p in points) / 1.3, max(p["cost"] for p in points) * 1.6]
-        x = alt.X("cost:Q", title=title, scale=alt.Scale(type="log", domain=reach, nice=False))
+        ticks = alt.Axis(tickCount=4, format="~s" if reach[0] >= 10 else "~g", labelOverlap=True)
+        x = alt.X("cost:Q", title=title, axis=ticks, scale=alt.Scale(type="log", domain=reach, nice=False))
         y = alt.Y("share:Q", title="certified at 36/255 (%)", scale=alt.Scale(zero=False, padding=14))
         front = alt.Chart(alt.Data(values=best)).mark_line(
             color="#9aa0a6", interpolate="step-after", strokeWidth=1.5
@@ -349,6 +412,7 @@ def main() -> None:
     parser.add_argument("--collect", type=Path, help="a folder of lipcert compare")
     parser.add_argument("--continue", type=Path, dest="proceed", help="a file of --collect whose folder is gone")
     parser.add_argument("--memory", type=Path, help="a file of --collect whose peaks are measured again")
+    parser.add_argument("--inference", type=Path, help="a file of --collect whose inference is measured again")
     parser.add_argument("--attacked", type=Path, help="a run folder after lipcert attack")
     parser.add_argument("--reproduced", type=Path, help="a folder of lipcert reproduce")
     parser.add_argument("--steps", type=Path, help="measure training steps into this file")
@@ -365,6 +429,8 @@ def main() -> None:
         print(continue_from(arguments.proceed, arguments.out))
     if arguments.memory:
         write_json(arguments.memory, measure_memory(arguments.memory))
+    if arguments.inference:
+        write_json(arguments.inference, measure_inference(arguments.inference))
     if arguments.reproduced:
         record = json.loads((arguments.reproduced / "table.json").read_text(encoding="utf-8"))
         command = f"lipcert reproduce {record['table']} --scale {record['scale']} --seeds {record['seeds']}"
