@@ -127,6 +127,7 @@ def test_help_lists_the_commands_without_torch():
     "words",
     [
         ["demo", "--epochs", "0"], ["demo", "--epochs", "many"], ["demo", "--epoch", "1"], ["prove"], [],
+        ["bench", "nope"], ["bench", "--repeats", "0"],
         ["certify"], ["train", "--epochs", "-1"], ["train", "--learning-rate", "nan"], ["train", "--loss", "nope"],
         ["train", "--model", "nope"], ["compare", "--jobs", "0"], ["compare", "--seconds", "5", "--epochs", "1"],
         ["compare", "--learning-rates", "nan"], ["compare", "--attack-examples", "0"], ["data", "nope"],
@@ -140,6 +141,13 @@ def test_bad_usage_is_exit_code_2_without_a_traceback(words):
     assert len(result.stderr.splitlines()) == 1
     assert not result.stdout
     assert not Path("runs/nope").exists()
+
+
+def test_bench_measures_named_networks():
+    result = command("bench", "sll_nano", "cayley_nano", "--image-shape", "1", "8", "8", "--repeats", "1", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["model"] for row in rows] == ["sll_nano", "cayley_nano"]
+    assert all(0 < row["inference_seconds"] < row["step_seconds"] for row in rows)
 
 
 def test_demo_is_the_whole_story_in_one_table(tmp_path):

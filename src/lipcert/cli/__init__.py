@@ -19,6 +19,7 @@ COMMANDS = {  # the class that runs it, as module.name, and what it does
     "import": ("importing.Import", "a run folder from a checkpoint of the paper's code"),
     "data": ("data.Data", "list the named data sets, or get one ready"),
     "models": ("models.Models", "list the named architectures, or all fields of one"),
+    "bench": ("bench.Bench", "what named networks cost on this machine"),
 }
 HELP = """usage: lipcert COMMAND ...
 

@@ -1,6 +1,7 @@
 """What a training step and an inference of each network cost: measured side by side, the minimum of repeats.
 
-CPU time of one thread; rounds go through all networks before the next, so that a busy machine slows them alike.
+CPU time, of one thread unless more are asked for; rounds go through all networks before the next, so that a busy
+machine slows them alike.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from lipcert.training.objective import make_loss
 Name = TypeVar("Name")
 
 
-def step_seconds(configs: Mapping[Name, tuple[TrainConfig, ImageData]], repeats: int = 5) -> dict[Name, float]:
+def step_seconds(
+    configs: Mapping[Name, tuple[TrainConfig, ImageData]], repeats: int = 5, threads: int = 1
+) -> dict[Name, float]:
     """CPU seconds of one training step of each config: forward, loss, backward, update."""
-    return _minimum({name: _training_step(config, data) for name, (config, data) in configs.items()}, repeats)
+    steps = {name: _training_step(config, data) for name, (config, data) in configs.items()}
+    return _minimum(steps, repeats, threads)
 
 
 def inference_seconds(
-    networks: Mapping[Name, nn.Module], inputs: torch.Tensor, repeats: int = 5
+    networks: Mapping[Name, nn.Module], inputs: torch.Tensor, repeats: int = 5, threads: int = 1
 ) -> dict[Name, float]:
     """CPU seconds of one forward pass of each network, without gradients."""
 
@@ -38,12 +42,12 @@ def inference_seconds(
 
         return call
 
-    return _minimum({name: forward(network) for name, network in networks.items()}, repeats)
+    return _minimum({name: forward(network) for name, network in networks.items()}, repeats, threads)
 
 
-def _minimum(calls: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
-    threads, best = torch.get_num_threads(), dict.fromkeys(calls, float("inf"))
-    torch.set_num_threads(1)
+def _minimum(calls: dict[Name, Callable[[], object]], repeats: int, threads: int) -> dict[Name, float]:
+    before, best = torch.get_num_threads(), dict.fromkeys(calls, float("inf"))
+    torch.set_num_threads(threads)
     try:
         for _ in range(repeats + 1):  # the first warms up; it can hardly be the fastest
             for name, call in calls.items():
@@ -51,7 +55,7 @@ def _minimum(calls: dict[Name, Callable[[], object]], repeats: int) -> dict[Name
                 call()
                 best[name] = min(best[name], time.process_time() - began)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     return best
 
 
