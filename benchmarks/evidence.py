@@ -446,7 +446,8 @@ def main() -> None:
         import vl_convert
 
         drawn = figure(
-            ROOT / "results/certified/cifar10-sll_tiny.jsonl.gz", ROOT / "results/attacked/cifar10-sll_tiny.json"
+            ROOT / "results/certified/cifar10-sll_tiny-9-epochs.jsonl.gz",
+            ROOT / "results/attacked/cifar10-sll_tiny-9-epochs.json",
         )
         (ROOT / "docs/certified.svg").write_text(vl_convert.vegalite_to_svg(drawn.to_dict()), encoding="utf-8")
         drawn = pareto(ROOT / "results/comparison/rivals.json")
