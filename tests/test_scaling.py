@@ -24,7 +24,12 @@ def test_the_page_shows_what_the_results_hold():
 
 @pytest.mark.parametrize(
     ("name", "made", "mark"),
-    [("speed", "tables", "speed"), ("speed", "torus_table", "torus"), ("pipeline", "page", "pipeline")],
+    [
+        ("speed", "tables", "speed"),
+        ("speed", "others_table", "others"),
+        ("speed", "torus_table", "torus"),
+        ("pipeline", "page", "pipeline"),
+    ],
 )
 def test_the_speed_page_shows_what_the_results_hold(name, made, mark, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
