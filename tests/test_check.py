@@ -825,6 +825,8 @@ WAVES = {  # mutation → exit code
     "a smaller claim": (set_layer("torus", lipschitz=(0.9).hex()), 1),
     "a smaller claim of a residual above 1": (set_layer("residual_torus", 1, lipschitz=(1.0).hex()), 1),
     "another function": (replaced("rows", lambda t: t[::-1]), 1),
+    "rows of zeros": (replaced("rows", np.zeros_like), 2),
+    "tiny rows": (replaced("rows", lambda t: t * np.float32(2.0**-100)), 2),
     "waves above 1": (set_tensor("torus", "rows", 0, 1.01), 2),
     "one wave more": (widened("rows", 0), 2),
     "one pixel more": (widened("columns", 1), 2),

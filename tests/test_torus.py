@@ -13,7 +13,7 @@ from lipcert.algebra.torus import MAPS
 from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import certify
 from lipcert.check import check
-from lipcert.frozen import FrozenTorus, circular
+from lipcert.frozen import FrozenResidualLinear, FrozenResidualTorus, FrozenTorus, circular
 from lipcert.frozen.torus import blocks_of, expand, waves
 from lipcert.proofs.audit import chain
 from lipcert.proofs.rules import rule
@@ -295,6 +295,46 @@ def test_bounds_of_waves_fail_closed():
             assert torus_norm_bound(*parts).value == np.inf
     for gamma in ((np.nan, 1.0), (-1.0, 1.0)):
         assert torus_rho_bound(rows, columns, blocks, np.array(gamma)).value == np.inf
+
+
+def test_bounds_of_waves_do_not_underflow():
+    """(‖R‖‖C‖)⁴ underflowed: a norm of 5.4e-138 was bounded by 0."""
+    small, blocks = np.full((2, 1), 2.0**-140), np.full((1, 4, 4), 2.0**100)
+    norm = np.linalg.norm(matrix_of_waves(small, small, blocks)[0].astype(np.longdouble).astype(float), 2)
+    assert norm > 1e-138
+    assert torus_norm_bound(small, small, blocks).value >= norm * (1 - ROUNDING)
+    assert torus_kappa(small, small, blocks, np.ones(1)) >= norm * (1 - ROUNDING)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1)])
+def test_a_bias_or_gamma_of_another_shape_is_refused(shape):
+    """It would be broadcast: three channels came out where the proof had one, with √3 times the constant."""
+    rows, columns, sigma = waves(3).float(), waves(2).float(), lc.freeze(lc.ResidualLinear(2, 2)).sigma
+    blocks, two = torch.randn(2, 8, 8), torch.ones(2)
+    modules = [
+        FrozenTorus(rows, columns, blocks, torch.randn(shape)),
+        FrozenResidualTorus(rows, columns, blocks, two, torch.randn(shape), sigma),
+        FrozenResidualTorus(rows, columns, blocks, torch.rand(shape), two, sigma),
+    ]
+    for module in modules:
+        with pytest.raises(lc.NotCertified, match="must have shape"):
+            lc.audit(module, (2, 3, 2))
+    with pytest.raises(lc.NotCertified, match="must have shape"):
+        lc.audit(FrozenResidualLinear(torch.randn(2, 4), two, torch.randn(shape), sigma, None), (4,))
+
+
+def test_a_large_residual_in_waves_has_no_bound_in_float32():
+    """What underflows in its first product is multiplied by the second."""
+    rows, columns, sigma = waves(4).float(), waves(4).float(), lc.freeze(lc.ResidualLinear(2, 2)).sigma
+    large = FrozenResidualTorus(rows, columns, torch.eye(4).repeat(4, 1, 1), torch.full((1,), 9.0), None, sigma)
+    one = rule(large, (1, 4, 4), torch.float32)
+    assert one.error_bound(torch.ones(1).double(), U32).isinf()
+    assert rule(large, (1, 4, 4)).error_bound(torch.ones(1).double(), U64) < 1e-10
+
+
+def test_frozen_with_a_stride_takes_no_images():
+    frozen = lc.freeze(lc.OrthogonalConv2d(3, 4, 2, image_size=(6, 8), stride=2))
+    assert frozen(torch.zeros(0, 3, 6, 8)).shape == (0, 4, 3, 4)
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -673,8 +673,10 @@ def weighted(
     elif entry["op"].endswith("torus"):
         p.conv = waves(entry, shape, weight, take, where)
         kernel, n, positions = weight[..., None, None], weight.shape[1] // 4, math.prod(shape[1:])
-        hidden, room = (n, *shape[1:]), numbers((len(weight), max(weight.shape[1:])), where)
+        most = max(shape[0], n) * max(len(p.conv.rows), shape[1]) * max(len(p.conv.columns), shape[2])
+        hidden, room = (n, *shape[1:]), numbers((most,), where)
         stretch, absolute = p.conv.stretch(), p.conv.absolute()
+        need(1 / MODULUS <= stretch <= MODULUS, f"{where}: rows and columns must have a norm within 2^-50 and 2^50")
         more = sum(p.conv.rows.shape + p.conv.columns.shape)
     else:
         p.conv = convolution(entry, shape, weight, where)

@@ -66,6 +66,9 @@ class SpaceToDepth(_Blocks):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check(x)
+        if x.shape[0] == 0:  # which pixel_unshuffle would leave as it is
+            channels, high, wide = x.shape[-3] * self.block**2, x.shape[-2] // self.block, x.shape[-1] // self.block
+            return x.new_zeros(*x.shape[:-3], channels, high, wide)
         return F.pixel_unshuffle(x, self.block)
 
 

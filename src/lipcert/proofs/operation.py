@@ -122,9 +122,17 @@ def residual_error(rho: float, kappa: float, beta: float, terms: tuple[int, int]
     return error
 
 
+def require_one_each(count: int, **tensors: Tensor | None) -> None:
+    """A bias or a γ of another shape would be broadcast: another function than the one that is proved."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tuple(tensor.shape) != (count,):
+            raise NotCertified(f"its {name} must have shape ({count},); got {tuple(tensor.shape)}. Build it anew.")
+
+
 def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None) -> Operation:
     """x ↦ Vx + b on the last axis."""
     matrix = array(weight)
+    require_one_each(len(matrix), bias=bias)
     norm = dense.norm_bound(matrix)
     leading = math.prod(shape[:-1])
     kappa = dense.kappa(matrix, np.ones(len(matrix)))
@@ -148,6 +156,7 @@ def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None)
 def conv(weight: Tensor, bias: Tensor | None, shape: Shape, geometry: Geometry, block: int | None) -> Operation:
     """The convolution of ``nn.Conv2d``, its constant that of the infinite image, or of its circular one."""
     image, kernel = (shape[1], shape[2]), array(weight)
+    require_one_each(len(kernel), bias=bias)
     stride = geometry.proved_stride(image)
     norm = convolution.conv_norm_bound(kernel, stride, geometry.dilation, geometry.groups, geometry.torus(image))
     norm = convolution.by_grid_too(norm, kernel, 1, stride, geometry.dilation, geometry.groups)
@@ -180,6 +189,7 @@ def residual(
     """x − W(2γ·σ(Wᵀx + b)), L = max(1, 2ρ − 1); slopes of σ in [0, 1]."""
     require_slopes(sigma)
     stored, weights = array(weight), array(gamma)
+    require_one_each(len(stored), gamma=gamma, bias=bias)
     q = None if witness is None else array(witness).astype(np.float64)
     positions, more, image = 1, {}, (1, 1)
     if geometry is None:

@@ -89,13 +89,14 @@ def _geometry(module: Any) -> Geometry:
 
 def _require_as_built(module: Any, padding: tuple[int, int, int, int]) -> None:
     """torch pads by what it noted at construction, and slides the weight that is there: attributes may differ."""
-    sizes = tuple(module.kernel_size)
+    plane = not isinstance(module, nn.Conv1d)
+    sizes = pair(module.kernel_size) if plane else pair(module.kernel_size)[:1]
     if tuple(module.weight.shape[2:]) != sizes:
         raise NotCertified(
             f"kernel_size must be that of its weight; got {sizes} and {tuple(module.weight.shape)}. Build it anew."
         )
     top, bottom, left, right = padding
-    noted = [left, right, top, bottom] if len(sizes) == 2 else [left, right]
+    noted = [left, right, top, bottom] if plane else [left, right]
     if module.padding_mode != "zeros" and list(module._reversed_padding_repeated_twice) != noted:
         raise NotCertified(
             f"padding must be as at construction, where its mode is {module.padding_mode!r}; got "

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lipcert.errors import NotCertified
@@ -23,12 +24,15 @@ from lipcert.proofs.operation import (
     array,
     bias_norm,
     largest,
+    require_one_each,
     require_slopes,
     residual_constants,
 )
+from lipcert.verified.rounding import U32
 from lipcert.verified.torus import torus_kappa, torus_norm_bound, torus_rho_bound
 
 MOST_WAVES = 2**10  # along one axis of an image
+MOST_RHO = 4.0
 DEEP = 2.0**30  # entries are smaller by this than elsewhere: 2⁻¹²⁶·(2¹⁰)⁵·2¹⁴ for each of 2²⁴ outputs is below 2⁻⁴⁰
 
 
@@ -37,6 +41,7 @@ def torus(module: Any, shape: Shape, block: int | None) -> Operation:
     rows, columns, weight, bias = module.rows, module.columns, module.weight, module.bias
     _require_fit(rows, columns, weight, shape)
     outputs = weight.shape[1] // 4
+    require_one_each(outputs, bias=bias)
     norm = torus_norm_bound(array(rows), array(columns), array(weight))
     kappa = torus_kappa(array(rows), array(columns), array(weight), np.ones(outputs))
     beta = bias_norm(bias, None, math.prod(shape[1:]))
@@ -63,12 +68,17 @@ def residual_torus(module: Any, shape: Shape, block: int | None) -> Operation:
     gamma, bias = module.gamma, module.bias
     require_slopes(sigma)
     _require_fit(rows, columns, weight, shape)
+    require_one_each(weight.shape[1] // 4, gamma=gamma, bias=bias)
     rho = torus_rho_bound(array(rows), array(columns), array(weight), array(gamma))
     kappa = torus_kappa(array(rows), array(columns), array(weight), array(gamma))
     terms = (_sums(rows, columns, weight.shape[2], block), _sums(rows, columns, weight.shape[1], block))
     beta = bias_norm(bias, array(gamma), math.prod(shape[1:]))
-    upper, error = residual_constants(rho.value, kappa, beta, terms, sigma.name)
+    upper, inner = residual_constants(rho.value, kappa, beta, terms, sigma.name)
     fields = {"rows": rows, "columns": columns, "weight": weight, "gamma": gamma, "bias": bias}
+
+    def error(norms: Tensor, u: float) -> Tensor:  # in float32 what underflows first must not grow by ρ after that
+        known = inner is not None and (u != U32 or rho.value <= MOST_RHO)
+        return inner(norms, u) if inner is not None and known else torch.full_like(norms, math.inf)
 
     def forward(x: Tensor) -> Tensor:
         z = _product(rows, columns, weight, x, block)
@@ -81,7 +91,7 @@ def residual_torus(module: Any, shape: Shape, block: int | None) -> Operation:
         upper,
         rho.method,
         forward,
-        error,
+        None if inner is None else error,
         {**fields, "activation": sigma.name} if sigma.name in EXACT else None,
         claim=1.0,
         largest=largest(weight, gamma, bias) * DEEP,
@@ -95,7 +105,9 @@ def _product(rows: Tensor, columns: Tensor, blocks: Tensor, x: Tensor, block: in
 
 def _sums(rows: Tensor, columns: Tensor, inner: int, block: int | None) -> int:
     """The roundings on the longest path through TᵀBT, whose blocks have ``inner`` columns."""
-    return sum(chained(length, block) for length in (*rows.shape, *columns.shape, inner))
+    return (
+        sum(chained(length, block) for length in (*rows.shape, *columns.shape, inner)) + 2
+    )  # five casts, not three
 
 
 def _require_fit(rows: Tensor, columns: Tensor, weight: Tensor, shape: Shape) -> None:

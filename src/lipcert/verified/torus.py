@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lipcert.verified.dense import Bound, kappa, norm_bound, rho_cholesky, sqrt_up
-from lipcert.verified.rounding import up
+from lipcert.verified.rounding import prod_up
 
 METHOD = "waves"
 
@@ -25,23 +25,26 @@ def torus_rho_bound(
     rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike, gamma: npt.ArrayLike
 ) -> Bound:  # (2h, H), (2w, W), (h·w, 4n, 4m), (n,)
     """ρ = λmax(AᵀΓA)."""
-    basis = up(norm_bound(rows).value * norm_bound(columns).value, 1)
+    waves = [norm_bound(part).value for part in (rows, columns)]
     each = np.tile(np.asarray(gamma, np.float64), 4)
-    largest = max((rho_cholesky(block, each) for block in np.asarray(blocks)), default=math.inf)
-    return _found(up(largest * up(basis * basis, 1) ** 2, 2))
+    found = [rho_cholesky(block, each) for block in np.asarray(blocks)]
+    return _found(prod_up([max(found, default=math.inf), *waves, *waves, *waves, *waves]))
 
 
 def torus_norm_bound(rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike) -> Bound:
     """‖A‖₂."""
-    outputs = np.asarray(blocks).shape[1] // 4
-    return _found(sqrt_up(torus_rho_bound(rows, columns, blocks, np.ones(outputs)).value))
+    waves = [norm_bound(part).value for part in (rows, columns)]
+    one = np.ones(np.asarray(blocks).shape[1])
+    found = [rho_cholesky(block, one) for block in np.asarray(blocks)]
+    return _found(prod_up([sqrt_up(max(found, default=math.inf)), *waves, *waves]))
 
 
 def torus_kappa(rows: npt.ArrayLike, columns: npt.ArrayLike, blocks: npt.ArrayLike, gamma: npt.ArrayLike) -> float:
     """At least ‖|T|ᵀ Γ^½|B| |T|‖₂, for the rounding errors of the five products."""
-    basis = up(math.prod(kappa(part, np.ones(len(part))) for part in (np.asarray(rows), np.asarray(columns))), 1)
+    waves = [kappa(part, np.ones(len(part))) for part in (np.asarray(rows), np.asarray(columns))]
     each = np.tile(np.asarray(gamma, np.float64), 4)
-    return up(max((kappa(block, each) for block in np.asarray(blocks)), default=math.inf) * up(basis * basis, 1), 1)
+    found = [kappa(block, each) for block in np.asarray(blocks)]
+    return prod_up([max(found, default=math.inf), *waves, *waves])
 
 
 def _found(value: float) -> Bound:
