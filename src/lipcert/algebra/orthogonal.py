@@ -130,11 +130,20 @@ def exponential_series(skew: Tensor, order: int) -> Tensor:  # (…, m, m)
 
 
 def bjorck(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
-    """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step."""
+    """Björck's iteration of order one from W/‖W‖, with a proved bound of ‖W‖: ‖Q‖ ≤ 1 after any step.
+
+    A step squares the deviation of QᵀQ from I, so that one from below √eps is the last that changes anything.
+    """
     unit, _ = _normalised(tall)
     result = unit * inverse_sqrt(squared_norms_bound(unit, iterations=6))[..., None, None]
+    settled = torch.finfo(result.dtype).eps ** 0.5
     for _ in range(BJORCK_STEPS):
-        result = 1.5 * result - 0.5 * result @ (result.mH @ result)
+        gram = result.mH @ result
+        result = 1.5 * result - 0.5 * result @ gram
+        with torch.no_grad():
+            away = modulus(gram.detach() - _eye(gram, gram.shape[-1])).amax()
+        if not _perhaps(away > settled, result):
+            break
     return result
 
 
