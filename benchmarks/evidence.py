@@ -181,7 +181,7 @@ def summary_block(folder: Path) -> str:
             line += [row.natural.percent(), *(row.certified[radius].percent() for radius in radii)]
         lines.append(line)
     files = ", ".join(
-        f"`results/comparison/{path.name}`" for name, _ in columns for path in folder.glob(f"{name}*.json")
+        f"`results/comparison/{path.name}`" for name, _ in columns for path in sorted(folder.glob(f"{name}*.json"))
     )
     return f"{markdown_table(head, lines)}\n\n`lipcert compare`, the commands are in {files}"
 
