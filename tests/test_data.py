@@ -953,6 +953,10 @@ def test_get_prepares_once_and_repairs(main, small_cifar10, tmp_path, monkeypatc
     assert main("data", "get", "cifar10") == (0, f"cifar10: already prepared and intact, {path}\n", "")
     assert path.read_bytes() == content
     assert main("data", "get", "digits")[0] == 0
+    code, out, err = main("data", "get", "cifar10", "--from", small_cifar10, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["path"] == str(path)
+    assert json.loads(out)["prepared_now"]["train"]["images"] == 15
     path.write_bytes(content[:1000])
     monkeypatch.setattr(fetch, "installed", lambda known: small_cifar10)
     code, out, err = main("data", "get", "cifar10")

@@ -81,6 +81,8 @@ class GetData:
     """The published files: a folder, a .tar.gz, a .zip. Without it: an installed package, else a download."""
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default."""
+    json: bool = False
+    """Print where it is and its checksums as JSON instead of lines."""
 
     def run(self) -> int:
         from tempfile import TemporaryDirectory
@@ -92,21 +94,29 @@ class GetData:
 
         known = entry(self.name)
         if known.name == "digits":
-            print("digits: embedded in the package; nothing to get")
-            return 0
+            return self.tell(None, {}, ["digits: embedded in the package; nothing to get"])
         path = prepared_path(known.name, self.root)
         console = Console(stderr=True)
         if self.source is None and path.is_file() and self.intact():
-            print(f"{known.name}: already prepared and intact, {path}")
-            return 0
+            return self.tell(path, {}, [f"{known.name}: already prepared and intact, {path}"])
         columns = (TextColumn("{task.description:<28}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         with bars as progress, TemporaryDirectory() as folder:
             source = self.source.expanduser() if self.source else find(known, path, Path(folder), progress)
             splits = read_and_store(known, source, self.root, progress)
-        for split, data in splits.items():
-            print(f"{known.name} {split}: {len(data):,} images, sha256 {data.sha256.images[:16]}… {outcome(known)}")
-        print(f"prepared: {path}")
+        lines = [
+            f"{known.name} {split}: {len(data):,} images, sha256 {data.sha256.images[:16]}… {outcome(known)}"
+            for split, data in splits.items()
+        ]
+        return self.tell(path, splits, [*lines, f"prepared: {path}"])
+
+    def tell(self, path: Path | None, splits: dict[str, ImageData], lines: list[str]) -> int:
+        import json
+
+        if self.json:
+            sums = {name: {"images": len(data), "sha256": data.sha256.images} for name, data in splits.items()}
+            lines = [json.dumps({"name": self.name, "path": path and str(path), "prepared_now": sums}, indent=2)]
+        print("\n".join(lines))
         return 0
 
     def intact(self) -> bool:
