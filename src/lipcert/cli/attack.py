@@ -89,7 +89,8 @@ class Attack:
         import shlex
         from dataclasses import fields
 
-        words = ["lipcert", "attack", str(self.run_folder)]
+        where = self.run_folder.name if self.run_folder.is_absolute() else str(self.run_folder)  # no machine's path
+        words = ["lipcert", "attack", where]
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name in ("run_folder", "jobs", "restart", "json") or value == one.default:

@@ -40,6 +40,8 @@ def download(known: Entry, folder: Path, progress: Callable[[int, int], object])
         try:
             _copy(url, target, progress)
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection as long as someone holds the error
             if isinstance(error, OSError) and error.errno in FULL:
                 raise OSError(error.errno, error.strerror, str(target)) from error
             cause = error.reason if type(error) is urllib.error.URLError else error
