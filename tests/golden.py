@@ -1,0 +1,260 @@
+"""The golden set: what the library proves, recorded, so that a refactoring can be compared with it bit by bit.
+
+    python tests/golden.py                      compare this tree with tests/golden.json.gz
+    python tests/golden.py --write              record this tree there (explain every difference in CHANGELOG)
+    python tests/golden.py --against COMMIT     record COMMIT on this machine and compare it with this tree
+    … --save FILE                               only record this tree, into FILE
+
+For every layer of ``table.py`` under every set of hostile parameters it holds a hash of what ``freeze`` stores, and
+for each operation the constant, the method, the output shape and the rounding bounds at five norms in both
+arithmetics; of the training layer, outputs and gradients in float64, two numbers for each tensor. For every ``*_nano`` preset it
+holds the same proofs and the radii of a few images.
+
+Sums run in another order on another processor, so stored bits are compared on the machine type that recorded them
+(``machine``); elsewhere numbers must agree to ``ELSEWHERE``. ``--against`` compares bits on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import lipcert as lc
+from lipcert.models.presets import list_models
+from lipcert.proofs.audit import Chain, chain
+from lipcert.verified.rounding import U32, U64
+from table import HOSTILE, LAYERS, fit, inputs
+
+STORED = Path(__file__).with_name("golden.json.gz")
+NORMS = (0.0, 1e-3, 1.0, 1e3, 1e12)
+BLOCKED = ("as built", "random")  # float32 sums in blocks are proved for these kinds only
+TRAINING = 1e-13  # relative, for outputs and gradients of training layers
+ELSEWHERE = 1e-6  # relative, for all numbers on another kind of machine
+Case = dict[str, Any]
+
+
+def machine() -> str:
+    """What decides in which order sums run: processor, torch, numpy."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()}, {model}, {capability}, torch {torch.__version__}, numpy {np.__version__}"
+
+
+def hostile_layer(name: str, kind: str) -> nn.Module:
+    """A layer of the table, in evaluation mode, under one set of hostile parameters."""
+    torch.manual_seed(len(name) + len(kind))
+    layer = LAYERS[name].make().eval()
+    HOSTILE[kind](layer)
+    if "optimal" in name:
+        fit(layer)
+    return layer
+
+
+def proof_of(frozen: nn.Module, shape: tuple[int, ...], kind: str) -> Case:
+    """What is proved of a frozen layer, and a hash of what is stored."""
+    case: Case = {"stored": digest(frozen.state_dict()), "parts": described(chain(frozen, shape), U64, U32)}
+    if kind in BLOCKED:
+        case["blocked"] = described(chain(frozen, shape, dtype=torch.float32, block=4), U32)
+    return case
+
+
+def described(links: Chain, *units: float) -> list[Any]:
+    norms = torch.tensor(NORMS, dtype=torch.float64)
+    return [
+        [
+            part.op,
+            list(part.shape),
+            part.lipschitz.hex(),
+            part.method,
+            [[value.hex() for value in part.error_bound(norms, u).tolist()] for u in units],
+        ]
+        for part in links.parts
+    ]
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def training_of(name: str, kind: str) -> dict[str, list[float]]:
+    """Output, input gradient and parameter gradients of the layer in float64: norm and one projection of each."""
+    layer, entry = hostile_layer(name, kind).double(), LAYERS[name]
+    torch.manual_seed(1)
+    x = inputs(entry, batch=2).requires_grad_()
+    out = layer(x)
+    (out * wave(out)).sum().backward()
+    tensors = {"output": out, "input": x.grad, **{n: p.grad for n, p in layer.named_parameters()}}
+    found = {key: t.detach() for key, t in tensors.items() if t is not None}
+    return {key: [float(t.norm()), float((t * wave(t)).sum())] for key, t in found.items()}
+
+
+def wave(like: Tensor) -> Tensor:
+    return torch.arange(like.numel(), dtype=like.dtype).cos().view(like.shape)
+
+
+def certificate_of(name: str) -> Case:
+    """Radii of eight images and the constants of a preset as it is built."""
+    torch.manual_seed(0)
+    model = lc.create_model(name, image_shape=(1, 8, 8)).eval()
+    images = torch.rand(8, 1, 8, 8)
+    frozen = lc.freeze(model)
+    links = chain(frozen, (1, 8, 8))
+    with torch.no_grad():
+        labels = frozen(images).argmax(dim=1)
+    result = lc.certify(links, images, labels)
+    return {
+        "stored": digest(frozen.state_dict()),
+        "parts": described(links, U64, U32),
+        "backbone": links.backbone.hex(),
+        "radii": [radius.hex() for radius in result.radii.tolist()],
+    }
+
+
+def record() -> dict[str, Any]:
+    """The golden set of this tree."""
+    torch.set_num_threads(1)
+    proofs, training = {}, {}
+    for name, entry in LAYERS.items():
+        for kind in HOSTILE:
+            proofs[f"{name} | {kind}"] = proof_of(lc.freeze(hostile_layer(name, kind)), entry.shape, kind)
+            training[f"{name} | {kind}"] = training_of(name, kind)
+        print(f"\r{len(proofs):>6} cases", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    networks = {name: certificate_of(name) for name in sorted(list_models("*_nano"))}
+    return {"machine": machine(), "proofs": proofs, "training": training, "networks": networks}
+
+
+def load(path: Path = STORED) -> dict[str, Any]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    text = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def difference(old: Any, new: Any, tolerance: float) -> str | None:
+    """The first place where two records differ, or None. With a tolerance, closer numbers count as equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            return f"keys {sorted(old.keys() ^ new.keys())}"
+        pairs = [(key, old[key], new[key]) for key in old if not (tolerance and key == "stored")]
+    elif isinstance(old, list) and isinstance(new, list):
+        if len(old) != len(new):
+            return f"length {len(old)} → {len(new)}"
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
+    else:
+        return None if same(old, new, tolerance) else f"{shown(old)} → {shown(new)}"
+    for key, a, b in pairs:
+        if found := difference(a, b, tolerance):
+            return f"{key}: {found}"
+    return None
+
+
+def number(value: Any) -> float | None:
+    if isinstance(value, str) and (value.startswith(("0x", "-0x")) or value in ("inf", "nan", "-inf")):
+        return float.fromhex(value)
+    return value if isinstance(value, float) else None
+
+
+def same(old: Any, new: Any, tolerance: float) -> bool:
+    if old == new:
+        return True
+    a, b = number(old), number(new)
+    if a is None or b is None or not tolerance:
+        # Another machine may prove the same constant by another method.
+        return bool(tolerance) and isinstance(old, str) and isinstance(new, str) and a is None and b is None
+    return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance * 2.0**-30)
+
+
+def shown(value: Any) -> str:
+    found = number(value)
+    return repr(value if found is None else found)[:60]
+
+
+def training_difference(old: dict[str, list[float]], new: dict[str, list[float]], tolerance: float) -> str | None:
+    """As ``difference``; a projection is compared relative to the norm of its tensor."""
+    if old.keys() != new.keys():
+        return f"tensors {sorted(old.keys() ^ new.keys())}"
+    for key, (norm, along) in old.items():
+        for a, b in zip((norm, along), new[key], strict=True):
+            if not (abs(a - b) <= tolerance * norm or a == b or (math.isnan(a) and math.isnan(b))):
+                return f"{key}: {a!r} → {b!r}"
+    return None
+
+
+def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Every case in which two golden sets differ; bit by bit if they come from one kind of machine."""
+    here = old["machine"] == new["machine"]
+    found = []
+    for part in ("proofs", "training", "networks"):
+        for key in sorted(old[part].keys() | new[part].keys()):
+            if key not in old[part] or key not in new[part]:
+                found.append(f"{part} {key}: only in {'the new' if key in new[part] else 'the old'} set")
+                continue
+            if part == "training":
+                tolerance = TRAINING if here else ELSEWHERE
+                text = training_difference(old[part][key], new[part][key], tolerance)
+            else:
+                text = difference(old[part][key], new[part][key], 0.0 if here else ELSEWHERE)
+            if text:
+                found.append(f"{part} {key}: {text}")
+    return found
+
+
+def record_commit(commit: str) -> dict[str, Any]:
+    """The golden set of another commit, recorded on this machine by its own code (by this file if it has none)."""
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryDirectory() as folder:
+        tree, out = Path(folder) / "tree", Path(folder) / "golden.json.gz"
+        subprocess.run(["git", "-C", root, "worktree", "add", "--detach", "--quiet", tree, commit], check=True)
+        try:
+            script = tree / "tests" / "golden.py"
+            if not script.exists():
+                script.write_bytes(Path(__file__).read_bytes())
+            environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+            subprocess.run([sys.executable, script, "--save", out], check=True, env=environment)
+            return load(out)
+        finally:
+            subprocess.run(["git", "-C", root, "worktree", "remove", "--force", tree], check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Record what the library proves, or compare it with a record.")
+    parser.add_argument("--write", action="store_true", help="record this tree as tests/golden.json.gz")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with another commit, run on this machine")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="only record this tree, into FILE")
+    args = parser.parse_args()
+    new = record()
+    if args.save or args.write:
+        save(new, args.save or STORED)
+        return 0
+    found = compare(record_commit(args.against) if args.against else load(), new)
+    print("\n".join(found[:200]))
+    print(f"{len(found)} differences in {sum(len(new[part]) for part in ('proofs', 'training', 'networks'))} cases")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
