@@ -78,6 +78,7 @@ def polyphase(kernel: Array, stride: Pair = 1, dilation: Pair = 1, groups: int =
     groups = positive_int("groups", groups)
     s1, s2 = s1 // math.gcd(s1, dilations[0]), s2 // math.gcd(s2, dilations[1])
     n, channels, height, width = kernel.shape
+    s1, s2 = min(s1, height), min(s2, width)  # a stride beyond the kernel only skips pixels: phases of zeros
     if n % groups:
         raise ValueError(f"groups must divide the {n} output channels; got {groups}.")
     padded = np.pad(kernel, ((0, 0), (0, 0), (0, -height % s1), (0, -width % s2)))
