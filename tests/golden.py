@@ -7,8 +7,8 @@
 
 For every layer of ``table.py`` under every set of hostile parameters it holds a hash of what ``freeze`` stores, and
 for each operation the constant, the method, the output shape and the rounding bounds at five norms in both
-arithmetics; of the training layer, outputs and gradients in float64, two numbers for each tensor. For every ``*_nano`` preset it
-holds the same proofs and the radii of a few images.
+arithmetics; of the training layer, outputs and gradients in float64, two numbers for each
+tensor. For every ``*_nano`` preset it holds the same proofs and the radii of a few images.
 
 Sums run in another order on another processor, so stored bits are compared on the machine type that recorded them
 (``machine``); elsewhere numbers must agree to ``ELSEWHERE``. ``--against`` compares bits on any machine.

@@ -240,9 +240,10 @@ def test_a_plain_network_end_to_end():
     report = audited(network, (1, 8, 8))
     assert jacobians(network, (1, 8, 8), 8) <= report.lipschitz
     x = torch.rand(6, 1, 8, 8)
+    parametrize.remove_parametrizations(network[5], "weight")  # one set of numbers, in float32 and in float64
     with torch.no_grad():
         labels = copy.deepcopy(network).double()(x.double()).argmax(dim=1)
-    result = lc.certify(network, x, labels, arithmetic="real")
+    result = lc.certify(network, x, labels)
     assert bool((result.radii > 0).all())
 
 

@@ -268,7 +268,6 @@ CHANGES = {
     "the weight": lambda layer: layer.weight.data.add_(0.1),
     "one entry, through .data": lambda layer: layer.weight.data[0, 0].add_(1.0),
     "q": lambda layer: layer.bound.log_q.data[0].add_(1.0),
-    "the form": lambda layer: setattr(layer.bound, "form", "shifted"),
     "the type": lambda layer: layer.double(),
     "another weight": lambda layer: layer.load_state_dict({**layer.state_dict(), "weight": torch.ones(4, 6)}),
 }

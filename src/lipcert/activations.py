@@ -22,12 +22,24 @@ from lipcert.errors import NotCertified
 
 @dataclass(frozen=True)
 class SlopeRestricted:
-    """A scalar σ with every difference quotient in ``slope`` ⊂ [0, 1]."""
+    """A scalar σ with every difference quotient in ``slope`` ⊂ [0, 1].
+
+    ``roundings`` bounds the relative error of computing σ, in units of the roundoff u: 0 for a comparison, 1 for a
+    product. The smooth functions are *assumed* to be within ``ULPS`` units in the last place, which is twice as
+    many roundings; every audit and certificate that rests on it says so (docs/rounding.md).
+    """
 
     name: str
     function: Callable[[Tensor], Tensor]
     slope: tuple[float, float]
     homogeneous: bool  # σ(s·u) = s·σ(u) for s > 0
+    roundings: int
+    start: float = 0.0  # at least |σ(0)|
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What its rounding bound assumes of the platform; empty for comparisons and products."""
+        return (f"{self.name} within {ULPS} ulp",) if self.roundings > 1 else ()
 
     def scaled(self, u: Tensor, scale: Tensor) -> Tensor:
         """σ(s·u)/s, the σ that acts on Ŵ = W/s; the slopes are those of σ."""
@@ -35,6 +47,9 @@ class SlopeRestricted:
             return self.function(u)
         largest = torch.finfo(u.dtype).max
         return self.function((u * scale).clamp(-largest, largest)) / scale
+
+
+ULPS = 8
 
 
 def _softplus(x: Tensor) -> Tensor:
@@ -45,12 +60,12 @@ def _softplus(x: Tensor) -> Tensor:
 SLOPE_RESTRICTED: dict[str, SlopeRestricted] = {
     activation.name: activation
     for activation in (
-        SlopeRestricted("relu", F.relu, (0.0, 1.0), homogeneous=True),
-        SlopeRestricted("leaky_relu", F.leaky_relu, (0.01, 1.0), homogeneous=True),
-        SlopeRestricted("elu", F.elu, (0.0, 1.0), homogeneous=False),
-        SlopeRestricted("softplus", _softplus, (0.0, 1.0), homogeneous=False),
-        SlopeRestricted("tanh", torch.tanh, (0.0, 1.0), homogeneous=False),
-        SlopeRestricted("sigmoid", torch.sigmoid, (0.0, 0.25), homogeneous=False),
+        SlopeRestricted("relu", F.relu, (0.0, 1.0), True, 0),
+        SlopeRestricted("leaky_relu", F.leaky_relu, (0.01, 1.0), True, 1),
+        SlopeRestricted("elu", F.elu, (0.0, 1.0), False, 2 * ULPS),
+        SlopeRestricted("softplus", _softplus, (0.0, 1.0), False, 2 * ULPS, start=0.69314718056),  # log 2, up
+        SlopeRestricted("tanh", torch.tanh, (0.0, 1.0), False, 2 * ULPS),
+        SlopeRestricted("sigmoid", torch.sigmoid, (0.0, 0.25), False, 2 * ULPS, start=0.5),
     )
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import normalise
+from lipcert.intact import Fixed
 
 
-class Bound(nn.Module, abc.ABC):
+class Bound(Fixed, abc.ABC):
     """A choice of T. ``size``, where a bound has one, is the number of columns it was made for."""
 
     size: int | None = None

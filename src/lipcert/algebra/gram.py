@@ -80,12 +80,16 @@ def affine_columns(kernel: Tensor, stride: tuple[int, int], groups: int) -> Colu
     split = _polyphase(kernel, stride)  # (out, in/groups, phases, uh, uw)
     per_group = split.reshape(groups, -1, *split.shape[1:])  # (g, out/g, in/g, phases, uh, uw)
     taps = per_group.permute(0, 2, 3, 1, 4, 5)  # (g, in/g, phases, out/g, uh, uw)
-    return Columns(taps.reshape(groups, -1, *taps.shape[3:]), phases=stride[0] * stride[1])
+    return Columns(taps.reshape(groups, -1, *taps.shape[3:]), phases=split.shape[2])
 
 
 def _polyphase(kernel: Tensor, stride: tuple[int, int]) -> Tensor:
-    """K[…, s·u + φ] as (a, b, s_h·s_w, ⌈k_h/s_h⌉, ⌈k_w/s_w⌉); taps past the kernel's end are zero."""
-    (sh, sw), (kh, kw) = stride, kernel.shape[-2:]
+    """K[…, s·u + φ] as (a, b, s_h·s_w, ⌈k_h/s_h⌉, ⌈k_w/s_w⌉); taps past the kernel's end are zero.
+
+    A stride beyond the kernel only skips pixels: phases without a tap are left out, or memory would grow with s².
+    """
+    kh, kw = kernel.shape[-2:]
+    sh, sw = min(stride[0], kh), min(stride[1], kw)
     kernel = F.pad(kernel, (0, -kw % sw, 0, -kh % sh))
     split = kernel.unflatten(-1, (-1, sw)).unflatten(-3, (-1, sh))  # (a, b, uh, sh, uw, sw)
     return split.permute(0, 1, 3, 5, 2, 4).flatten(2, 3)

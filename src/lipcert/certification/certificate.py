@@ -50,14 +50,13 @@ def write_certificate(
         )
     tensors: dict[str, Tensor] = {}
     layers = [layer_record(name, part, tensors) for name, part in zip(links.names, links.parts, strict=True)]
-    probes = list(range(min(PROBES, len(images))))
-    with torch.no_grad():
-        answered = network(as_inputs(images[: len(probes)])).float() if probes else torch.zeros(0, 1)
+    probes, answered = _probe(network, images)
     images = images.contiguous().cpu()
     content = {
         "format": FORMAT,
         "norm": "L2",
         "arithmetic": "float64",
+        "assumes": list(links.assumes),
         "input_shape": list(links.input_shape),
         "weights": WEIGHTS,
         "tensors": {name: sha256_of(tensor) for name, tensor in tensors.items()},
@@ -76,7 +75,7 @@ def write_certificate(
             for index in range(len(images))
             if float(result.radii[index]) > 0
         ],
-        "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered.tolist()]},
+        "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered]},
     }
     folder.mkdir(parents=True, exist_ok=True)
     _atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
@@ -85,6 +84,18 @@ def write_certificate(
     target = folder / "certificate.json"
     _atomically(target, lambda path: path.write_text(text, encoding="utf-8"))
     return target
+
+
+@torch.no_grad()
+def _probe(network: nn.Module, images: Tensor) -> tuple[list[int], list[list[float]]]:
+    """What the deployed network answers on the first few images, leaving out NaN and infinities."""
+    inputs = as_inputs(images[: 4 * PROBES])
+    if not len(inputs):
+        return [], []
+    answers = network(inputs).float()
+    usable = torch.isfinite(inputs).flatten(1).all(dim=1) & torch.isfinite(answers).all(dim=1)
+    chosen = usable.nonzero()[:PROBES, 0]
+    return chosen.tolist(), answers[chosen].tolist()
 
 
 def as_inputs(images: Tensor) -> Tensor:
@@ -96,8 +107,8 @@ def layer_record(name: str, part: Any, tensors: dict[str, Tensor]) -> dict[str, 
     """One entry of ``layers``; its tensors are added to ``tensors`` under the names it uses."""
     if part.fields is None or part.assumed:
         raise NotCertified(
-            f"the certificate format has no operation for {name} ({part.op}); its radii stand, but no checker can "
-            "repeat them. Use the layers of docs/certificate.md."
+            f"the certificate format has no operation for {name} ({part.op}), so no checker could repeat its "
+            "radii. Use the layers of docs/certificate.md."
         )
     fields: dict[str, Any] = {}
     for key, value in part.fields.items():

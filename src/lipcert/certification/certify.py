@@ -12,6 +12,7 @@ leaves the error terms out and says so.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from lipcert.errors import NotCertified, positive_int
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, UNDERFLOW, g
+from lipcert.proofs.lower import stretch_estimate
+from lipcert.proofs.operation import LARGEST, ROUND, UNDERFLOW, g, require_ieee
 from lipcert.verified.rounding import U64
 
 Arithmetic = Literal["float64", "real"]
@@ -42,6 +44,7 @@ class CertificationResult:
     arithmetic: str
     assumed: tuple[str, ...] = ()  # layers whose constant is a user's word
     errors: Tensor | None = None  # (N,) float64: the largest rounding term 3E of each example
+    assumes: tuple[str, ...] = ()  # what rounding bounds assume of the platform, e.g. "tanh within 8 ulp"
 
     @property
     def natural_accuracy(self) -> float:
@@ -68,7 +71,7 @@ class CertificationResult:
 def certify(
     model: nn.Module | Chain,
     images: Tensor,
-    labels: Tensor,
+    labels: Tensor | None = None,
     *,
     arithmetic: Arithmetic = "float64",
     batch_size: int = 64,
@@ -78,27 +81,29 @@ def certify(
 
     Args:
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
+        labels: the right classes. Without them the predicted class is certified.
         arithmetic: "float64", the claim includes the rounding of a float64 evaluation anywhere in the ball; or
             "real", for the exact function alone. Where a layer has no rounding bound even the logits at x are only
             as float64 computed them, and the result says so.
         show: called with (examples done, all) as it goes.
 
     Raises:
-        NotCertified: where the network has a layer that cannot be proved, naming it.
+        NotCertified: where the network has a layer that cannot be proved, or whose rounding is unknown ("float64"),
+            or whose registered constant is contradicted by two points; it names the layer.
     """
-    if arithmetic not in ("float64", "real"):
-        raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
-    if not images.is_floating_point() or labels.is_floating_point() or labels.shape != images.shape[:1]:
-        raise ValueError(
-            f"expected floating images (N, …) and integer labels (N,); got {images.dtype} {tuple(images.shape)} "
-            f"and {labels.dtype} {tuple(labels.shape)}. Pass data.inputs() and data.labels."
-        )
-    links = model if isinstance(model, Chain) else chain(model, tuple(images.shape[1:]))
-    require_provable(links)
-    require_shape(links, images)
     positive_int("batch_size", batch_size)
+    if not images.is_floating_point() or images.ndim < 2:
+        raise ValueError(
+            f"expected floating images (N, …); got {images.dtype} {tuple(images.shape)}. Pass data.inputs()."
+        )
+    if labels is not None and (labels.is_floating_point() or labels.shape != images.shape[:1]):
+        raise ValueError(
+            f"expected one integer label for each of {len(images)} images; got {labels.dtype} "
+            f"{tuple(labels.shape)}. Pass data.labels."
+        )
+    links = usable_chain(model, images, arithmetic)
     classes = max(2, links.parts[-1].shape[0])
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+    if labels is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"labels must lie from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
             "Number the classes from 0."
@@ -108,25 +113,84 @@ def certify(
     errors: list[Tensor] = []
     for start in range(0, len(images), batch_size):
         part = slice(start, start + batch_size)
-        one = _certify_batch(links, images[part].double().cpu(), labels[part].cpu().long(), arithmetic)
+        wanted = None if labels is None else labels[part].cpu().long()
+        one = _certify_batch(links, images[part].double().cpu(), wanted, arithmetic)
         for kept, value in zip((radii, guesses, errors), one, strict=True):
             kept.append(value)
         show(min(start + batch_size, len(images)), len(images))
     empty = torch.zeros(0)
     joined = [torch.cat(values) if values else empty for values in (radii, guesses, errors)]
     predictions = joined[1].long()
+    labels = predictions if labels is None else labels.cpu().long()
+    correct = predictions == labels
+    lost = correct & ~torch.isfinite(joined[2]) & torch.isfinite(images.detach().cpu()).flatten(1).all(dim=1)
+    if bool(lost.any()):
+        warnings.warn(
+            f"{int(lost.sum())} of {len(images)} inputs have radius 0 because their norms exceed what the rounding "
+            "bounds cover.",
+            stacklevel=3,
+        )
     return CertificationResult(
         joined[0].double(),
-        predictions == labels.cpu(),
+        correct,
         predictions,
-        labels.cpu().long(),
+        labels,
         links.backbone,
         arithmetic
         if arithmetic == "float64" or _rounding_known(links)
         else "real, up to the rounding of the logits",
         tuple(n for n, p in zip(links.names, links.parts, strict=True) if p.assumed),
         joined[2].double(),
+        links.assumes,
     )
+
+
+def usable_chain(model: nn.Module | Chain, inputs: Tensor, arithmetic: str) -> Chain:
+    """The chain of ``model``. What would make a claim about ``inputs`` false or empty is refused first."""
+    if arithmetic not in ("float64", "real"):
+        raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
+    require_ieee()
+    links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
+    require_provable(links)
+    require_shape(links, inputs)
+    if arithmetic == "float64":
+        require_rounding(links)
+    require_not_refuted(links, inputs)
+    return links
+
+
+def require_rounding(links: Chain) -> None:
+    """Raise ``NotCertified`` if a layer has no bound of its rounding error in float64: all radii would be 0."""
+    one = torch.ones(1, dtype=torch.float64)
+    for name, part in zip(links.names, links.parts, strict=True):
+        if part.error is not None and not part.largest <= LARGEST[U64]:
+            raise NotCertified(
+                f"{name or 'the network'} ({part.op}) has no bound of its rounding error, because it works with "
+                f"numbers as large as {part.largest:.3g} (or their reciprocals). Rescale the layer, or pass "
+                "arithmetic='real' to certify the exact function."
+            )
+        if not bool(torch.isfinite(part.error_bound(one, U64)).all()):
+            raise NotCertified(
+                f"{name or 'the network'} ({part.op.strip('<>')}) has no bound of its rounding error, so nothing "
+                "can be certified in float64. Pass arithmetic='real' to certify the exact function."
+            )
+
+
+def require_not_refuted(links: Chain, inputs: Tensor, samples: int = 4) -> None:
+    """Raise ``NotCertified`` if two points contradict a constant that is only someone's word."""
+    if not any(part.assumed for part in links.parts):
+        return
+    some = inputs.detach().double().cpu()
+    x = some[torch.isfinite(some).flatten(1).all(dim=1)][:samples]
+    for name, part in zip(links.names, links.parts, strict=True) if len(x) else ():
+        if part.assumed and part.claim is not None:
+            stretch = stretch_estimate(part.forward, x)
+            if stretch.ratio > part.claim:
+                raise NotCertified(
+                    f"{name or 'the network'} ({part.op.strip('<>')}) claims the constant {part.claim:.6g}, but "
+                    f"two points show at least {stretch.ratio:.6g}. Correct its constant."
+                )
+        x = part.forward(x)
 
 
 def require_provable(links: Chain) -> None:
@@ -137,6 +201,8 @@ def require_provable(links: Chain) -> None:
                 f"every layer needs a proved constant; got none for {name} ({part.op}): {part.method}. "
                 "Run audit to see it, and repair or replace the layer."
             )
+    if not math.isfinite(links.lipschitz):
+        raise NotCertified("the product of the layers' constants overflows. Rescale the layers.")
     if len(links.parts[-1].shape) != 1:
         raise NotCertified(
             f"the network must end in a vector of logits; got outputs of shape {links.parts[-1].shape}. Add "
@@ -195,9 +261,11 @@ def logit_errors(links: Chain, norms: Tensor, u: float) -> Tensor:  # (N,) → (
 
 
 def _certify_batch(
-    links: Chain, x: Tensor, labels: Tensor, arithmetic: Arithmetic
+    links: Chain, x: Tensor, labels: Tensor | None, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
     logits, sizes = walk(links, x)
+    predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
+    labels = predictions if labels is None else labels
     margins, distances = rivals_of(links, logits, labels)
     constants = (distances * (links.backbone * ROUND)).clamp_min(2.0**-1000)
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
@@ -208,7 +276,6 @@ def _certify_batch(
         terms = torch.zeros_like(terms)
     quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
     radii = torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0  # no negative zero
-    predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
     usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
     return torch.where(usable, radii, 0.0), predictions, times * terms.amax(dim=1)
 
@@ -241,23 +308,29 @@ def error_terms(links: Chain, err: Tensor, norms: Tensor, distances: Tensor, lab
 
 
 def output_interval(
-    model: nn.Module | Chain, inputs: Tensor, radius: float
-) -> tuple[Tensor, Tensor]:  # (N, …) → (N, outputs), twice
+    model: nn.Module | Chain, inputs: Tensor, radius: float | Tensor, *, arithmetic: Arithmetic = "float64"
+) -> tuple[Tensor, Tensor]:  # (N, …), () or (N,) → (N, outputs), twice
     """Bounds of every output over all points within ``radius`` of each input: regression with a guarantee.
 
-    They hold in real arithmetic and for a float64 evaluation anywhere in the ball.
+    They hold in real arithmetic and, unless ``arithmetic="real"``, for a float64 evaluation anywhere in the ball.
     """
-    if not 0 <= radius < math.inf:
-        raise ValueError(f"radius must be finite and at least 0; got {radius!r}. Pass the size of the ball.")
-    links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
-    require_provable(links)
-    require_shape(links, inputs)
+    reach = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    if reach.shape not in ((), inputs.shape[:1]) or not bool(((reach >= 0) & torch.isfinite(reach)).all()):
+        raise ValueError(
+            f"radius must be finite and at least 0, one number or one for each input; got {radius!r:.60}. Pass the "
+            "size of the ball."
+        )
+    links = usable_chain(model, inputs, arithmetic)
     with torch.no_grad():
+        ball = reach.expand(len(inputs))
         outputs, sizes = walk(links, inputs.detach().double().cpu())
-        err, norms = errors_along(links, sizes, torch.full((len(inputs),), float(radius)).double(), U64)
+        # For the exact function the error at the input itself is all that counts, where it is known.
+        err, norms = errors_along(links, sizes, ball if arithmetic == "float64" else torch.zeros_like(ball), U64)
+        each = logit_errors(links, norms, U64)
+        if arithmetic == "real" and not _rounding_known(links):
+            err, each = torch.zeros_like(err), torch.zeros_like(each)
         rows = torch.ones(outputs.shape[1]).double() if links.head is None else links.head.norms
-        reach = rows * (links.backbone * radius * ROUND + 2 * err[:, None]) * ROUND
-        slack = (reach + 2 * logit_errors(links, norms, U64)) * ROUND
+        slack = (rows * (links.backbone * ball[:, None] * ROUND + 2 * err[:, None]) * ROUND + 2 * each) * ROUND
         low, high = outputs - slack, outputs + slack
         low, high = low - low.abs() * 2.0**-50, high + high.abs() * 2.0**-50
         return torch.where(low.isnan(), -math.inf, low), torch.where(high.isnan(), math.inf, high)

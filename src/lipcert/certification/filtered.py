@@ -11,7 +11,7 @@ in wide networks. Rounding: error bounds up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,14 @@ from lipcert.certification.certify import (
     error_terms,
     errors_along,
     require_provable,
+    require_rounding,
     require_shape,
     rivals_of,
     walk,
 )
-from lipcert.errors import NotCertified
+from lipcert.intact import require_float32_products
 from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import Shape
+from lipcert.proofs.operation import Shape, require_ieee
 from lipcert.verified.rounding import U32, U64
 
 UNDECIDED = -1
@@ -48,19 +49,20 @@ class FilteredClassifier:
     """``FilteredClassifier(model, input_shape)(images)``: answers that agree with exact arithmetic, or none."""
 
     def __init__(self, model: nn.Module, input_shape: Shape, *, block: int | None = 64) -> None:
-        self.fast = chain(model, input_shape, dtype=torch.float32, block=block)
         self.exact = chain(model, input_shape)
         require_provable(self.exact)
+        require_rounding(self.exact)
+        fast = chain(model, input_shape, dtype=torch.float32, block=block)
+        # The constants are those of the exact function, not of its tensors rounded to float32.
+        pairs = zip(fast.parts, self.exact.parts, strict=True)
+        self.fast = replace(fast, parts=tuple(replace(one, lipschitz=exact.lipschitz) for one, exact in pairs))
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Answer:  # (N, …) float32
         if images.dtype != torch.float32:
             raise ValueError(f"expected float32 images; got {images.dtype}. The filter is about float32 inputs.")
-        if torch.get_float32_matmul_precision() != "highest":
-            raise NotCertified(
-                f"float32 products must be computed in float32; got {torch.get_float32_matmul_precision()!r} "
-                "precision. Call torch.set_float32_matmul_precision('highest')."
-            )
+        require_ieee()
+        require_float32_products()
         require_shape(self.exact, images)
         guesses, clear = _decide(self.fast, images, U32)
         again = ~clear

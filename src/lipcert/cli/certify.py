@@ -172,6 +172,7 @@ def shares_of(result: CertificationResult, radii: dict[str, float], about: str) 
         "lipschitz": result.lipschitz,
         "arithmetic": result.arithmetic,
         "assumed": list(result.assumed),
+        "assumes": list(result.assumes),
     }
 
 
@@ -186,10 +187,14 @@ def print_result(result: CertificationResult, radii: dict[str, float], out: Path
     table.add_row(*(f"{100 * share:.1f}" for share in shares))
     console = Console()
     console.print(table)
+    assumed = "".join(
+        f"Rounding rests on one assumption: {text} (the platform's function).\n" for text in result.assumes
+    )
     worst = 0.0 if result.errors is None or not len(result.errors) else float(result.errors.max())
     console.print(
         f"{len(result.radii):,} images; proved for the stored numbers, in real and in float64 arithmetic.\n"
         f"L of the backbone ≤ {result.lipschitz:.9f}; rounding took at most {worst:.1e} of a margin.\n"
+        f"{assumed}"
         f"Check it: lipcert check {out / 'certificate.json'}",
         highlight=False,
         soft_wrap=True,

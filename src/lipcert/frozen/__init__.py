@@ -1,6 +1,6 @@
 """Frozen networks: plain modules that store what the proof is about, with no T left to compute."""
 
-from lipcert.frozen.convert import FROZEN, RULES, freeze, out_of_place
+from lipcert.frozen.convert import FROZEN, RULES, freeze, out_of_place, scaled_linear
 from lipcert.frozen.modules import (
     FrozenCombination,
     FrozenHouseholder,
@@ -26,4 +26,5 @@ __all__ = [
     "out_of_place",
     "plain_conv2d",
     "plain_linear",
+    "scaled_linear",
 ]

@@ -15,6 +15,7 @@ from torch import nn
 
 from lipcert.errors import NotCertified
 from lipcert.frozen import circular
+from lipcert.frozen.foreign import unwrapped
 from lipcert.frozen.modules import (
     FrozenCombination,
     FrozenHouseholder,
@@ -27,6 +28,7 @@ from lipcert.frozen.modules import (
 )
 from lipcert.frozen.rounded import contraction, frozen_expansion, frozen_residual
 from lipcert.frozen.torus import FrozenTorus
+from lipcert.intact import require_intact
 from lipcert.layers import (
     activation,
     affine,
@@ -38,7 +40,7 @@ from lipcert.layers import (
     sandwich,
     shape,
 )
-from lipcert.layers.contract import require_finite, require_no_hooks, require_vouched
+from lipcert.layers.contract import require_finite, require_no_loop, require_vouched
 from lipcert.verified import convolution, dense
 
 FROZEN = (FrozenResidual, FrozenTorus, FrozenHouseholder, FrozenCombination)
@@ -71,17 +73,21 @@ KEPT = (
 def freeze(model: nn.Module) -> nn.Module:
     """The network as plain modules with buffers, in evaluation mode and float32; ``model`` is not changed.
 
+    Parametrized modules of torch.nn are stored with their present weights. A ``Scale`` behind a last linear map
+    joins it, so that it costs no radius.
+
     Raises:
         NotCertified: for a module that lipcert does not know, a hook, or a parameter that is not finite.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
+    require_no_loop(model)
     was, threads = [(module, module.training) for module in model.modules()], torch.get_num_threads()
     try:
         model.eval()  # the exact ratio of a surrogate SLL
         torch.set_num_threads(1)  # sums in one order: the same bits for whoever certifies, attacks or exports
         with torch.no_grad():
-            frozen = _freeze(model, "the network")
+            frozen = _fold_scale(_freeze(model, "the network"))
     finally:
         torch.set_num_threads(threads)
         for module, mode in was:
@@ -90,9 +96,10 @@ def freeze(model: nn.Module) -> nn.Module:
 
 
 def _freeze(module: nn.Module, name: str) -> nn.Module:
+    module = unwrapped(module, parametrized=True)
     kind = type(module)
     if kind is nn.Sequential:
-        require_no_hooks(module)
+        require_intact(module)
         made = nn.Sequential()
         for key, child in module._modules.items():
             assert child is not None
@@ -106,7 +113,7 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
             f"{name}. Replace it, or write its function with those."
         )
     for part in module.modules():
-        require_no_hooks(part)
+        require_intact(part)
         if hasattr(part, "require_sound"):
             require_vouched(part, "require_sound")
     require_finite(module)
@@ -117,6 +124,43 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
     if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
         return with_buffers(kept, kept.weight.float(), kept.bias)
     return kept if isinstance(kept, FROZEN) else kept.float()
+
+
+def _fold_scale(network: nn.Module) -> nn.Module:
+    """A last Scale joins the linear map before it."""
+    leaves = [
+        (name, part)
+        for name, part in network.named_modules(remove_duplicate=False)
+        if type(part) is not nn.Sequential and ("." not in name or _in_sequentials(network, name))
+    ]
+    if len(leaves) < 2 or type(leaves[-1][1]) is not shape.Scale or type(leaves[-2][1]) is not nn.Linear:
+        return network
+    joined = scaled_linear(leaves[-2][1], leaves[-1][1])
+    if joined is not None:
+        network.set_submodule(leaves[-2][0], joined)
+        folder, _, last = leaves[-1][0].rpartition(".")
+        del network.get_submodule(folder)._modules[last]
+    return network
+
+
+def _in_sequentials(network: nn.Module, name: str) -> bool:
+    """Whether a part is reached through nn.Sequential alone, not as a branch of something."""
+    folder = name.rpartition(".")[0]
+    return type(network.get_submodule(folder)) is nn.Sequential and (
+        "." not in folder or _in_sequentials(network, folder)
+    )
+
+
+def scaled_linear(linear: nn.Module, scale: nn.Module) -> nn.Linear | None:
+    """K·(Vx + b) as one linear map; None where K·V or K·b leaves the range in which float32 is accurate."""
+    assert isinstance(linear, nn.Linear)
+    assert isinstance(scale, shape.Scale)
+    weight = (linear.weight.double() * scale.factor).float()
+    bias = None if linear.bias is None else (linear.bias.double() * scale.factor).float()
+    for old, new in ((linear.weight, weight), (linear.bias, bias)):
+        if new is not None and not bool(((new.abs() >= 2.0**-100) & torch.isfinite(new) | (old == 0)).all()):
+            return None
+    return plain_linear(weight, bias)
 
 
 def out_of_place(module: nn.Module) -> None:

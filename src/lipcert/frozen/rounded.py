@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ from lipcert.verified.rounding import float32_down
 from lipcert.verified.torus import torus_rho_bound
 
 ROOM = 2.0**-26  # γ and V are this much smaller than they may be, so that every checker's rounding fits: 1/4 ulp
+ENLARGED = 1.1  # what a proof may lose on its own: rounding, and for a convolution up to 7 % on a grid
 LEAST_T = 2.0**-120  # below it γ would leave float32: the neuron is dropped, as Theorem 6 allows
 
 
@@ -45,6 +47,12 @@ def verified_gamma(target: np.ndarray, proved: Callable[[np.ndarray, bool], floa
     if not math.isfinite(value):
         raise NotCertified(
             "no bound of ρ could be proved for a layer; got values beyond floating point. Rescale it."
+        )
+    if value > ENLARGED:
+        warnings.warn(
+            f"freeze enlarged T of a residual layer {value:.3g} times, because T was too small for WᵀW ⪯ T. Check "
+            "its bound: the frozen layer computes something else than the layer.",
+            stacklevel=2,
         )
     if value > 1 - ROOM / 2:
         gamma = float32_down(gamma.astype(np.float64) * ((1 - ROOM) / value))

@@ -21,10 +21,11 @@ from lipcert.algebra.bounds import Bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
+from lipcert.intact import Fixed, compiled_module, require_intact
 from lipcert.layers.sharing import Keeper
 
 
-class LipschitzLayer(nn.Module, abc.ABC):
+class LipschitzLayer(Fixed, abc.ABC):
     """A module with a proved Lipschitz constant in the L2 norm. A subclass vouches by ``proved_constant``."""
 
     @abc.abstractmethod
@@ -137,25 +138,7 @@ def require_vouched(part: nn.Module, method: str) -> None:
             f"{kind.__qualname__} is a subclass that does not define {method}() itself, so nobody vouches for "
             f"it. Define {method}() there, with a proof, or use the plain layer (remove parametrizations)."
         )
-    require_no_hooks(part)
-
-
-def require_no_hooks(part: nn.Module, *, patches: bool = True) -> None:
-    """Raise ``NotCertified`` if a hook or a method patched on the object may change what ``part`` computes."""
-    every = torch.nn.modules.module
-    patched = patches and any(
-        callable(value) and hasattr(type(part), name) and name != "_compiled_call_impl"
-        for name, value in vars(part).items()
-    )
-    if part._forward_hooks or part._forward_pre_hooks or patched:
-        raise NotCertified(
-            f"{type(part).__qualname__} has a forward hook or a patched method, which may change what it "
-            "computes. Remove it."
-        )
-    if every._global_forward_hooks or every._global_forward_pre_hooks:
-        raise NotCertified(
-            "a forward hook is registered on all modules; got one that may change anything. Remove it."
-        )
+    require_intact(part)
 
 
 def check_features(x: Tensor, features: int, layer: nn.Module) -> None:
@@ -167,6 +150,23 @@ def check_features(x: Tensor, features: int, layer: nn.Module) -> None:
         )
 
 
+def require_no_loop(module: nn.Module) -> None:
+    """Raise ValueError if a module contains itself, or an empty place where torch would fail."""
+
+    def visit(part: nn.Module, above: tuple[nn.Module, ...]) -> None:
+        if any(part is other for other in above):
+            raise ValueError(
+                f"{type(part).__qualname__} contains itself, so it cannot run. Build it without the loop."
+            )
+        for name, child in part._modules.items():
+            if child is None and type(part) is nn.Sequential:
+                raise ValueError(f"the Sequential has nothing at {name!r}, so it cannot run. Remove that entry.")
+            if child is not None:
+                visit(child, (*above, part))
+
+    visit(module, ())
+
+
 _EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh)
 
 
@@ -176,11 +176,11 @@ def lipschitz_bound(module: nn.Module) -> float:
         raise ValueError(f"expected a torch module; got {type(module).__name__}. Pass the network itself.")
     if isinstance(module, LipschitzLayer):
         return module.lipschitz_bound()
-    kind = type(module)
-    if (kind.__module__, kind.__qualname__) == ("torch._dynamo.eval_frame", "OptimizedModule"):
-        require_no_hooks(module, patches=False)  # torch.compile's wrapper, which sets its own forward
-        return lipschitz_bound(module.get_submodule("_orig_mod"))
-    require_no_hooks(module)
+    inner = compiled_module(module)
+    if inner is not None:
+        return lipschitz_bound(inner)
+    require_intact(module)
+    require_no_loop(module)
     require_finite(module)
     return _a_number(_torch_bound(module), module)
 

@@ -276,9 +276,9 @@ def _per_channel(name: str, values: Sequence[float] | Tensor) -> Tensor:
 
 
 def _broadcast(values: Tensor, x: Tensor, layer: nn.Module) -> Tensor:
-    if x.ndim < 2 or x.shape[1] != len(values):
+    if x.ndim < 2 or tuple(values.shape) != (x.shape[1],):
         raise ValueError(
-            f"{type(layer).__name__} was made for {len(values)} channels in dimension 1; got {tuple(x.shape)}. "
-            "Pass one value per channel of the images."
+            f"{type(layer).__name__} has values of shape {tuple(values.shape)}, but the input has shape "
+            f"{tuple(x.shape)}. Pass one value for each channel, which is dimension 1."
         )
     return values.view(-1, *[1] * (x.ndim - 2))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lipcert.algebra.bound import Bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import transformed
+from lipcert.intact import float32_precision
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Keeper:
         inputs = [columns.taps, *bound.parameters(), *bound.buffers()]
         if not usable or not _ordinary(bound, inputs):
             return bound(columns)
-        settings = {"phases": columns.phases, "precision": torch.get_float32_matmul_precision(), **_settings(bound)}
+        settings = {"phases": columns.phases, "precision": float32_precision(), **_settings(bound)}
         known = self.shared if gradients else self.kept
         if known is not None and known.fits(settings, inputs):
             return known.result(columns)

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.errors import NotCertified
+from lipcert.errors import NotCertified, positive_int
+from lipcert.layers.contract import require_no_loop
 from lipcert.proofs.lower import Stretch, stretch_estimate
-from lipcert.proofs.operation import Operation, Shape, array
+from lipcert.proofs.operation import Operation, Shape, array, require_ieee
 from lipcert.proofs.rules import operations
 from lipcert.verified.rounding import U64, norm_up, up
 
@@ -46,6 +47,7 @@ class AuditReport:
     backbone: float  # of what comes before the last linear map
     pairwise: Tensor | None  # (C, C) float64: of the differences of logits; None where nothing is proved
     lower: float  # of the whole map, by two points
+    assumes: tuple[str, ...] = ()  # what the rounding bounds assume of the platform's elementary functions
 
     @property
     def ok(self) -> bool:
@@ -64,6 +66,7 @@ class AuditReport:
             "backbone": self.backbone,
             "largest_pairwise": pairwise,
             "lower": self.lower,
+            "assumes": list(self.assumes),
             "layers": rows,
         }
 
@@ -80,6 +83,7 @@ class AuditReport:
             f"whole map   {self.lower:.6f} ≤ L ≤ {self.lipschitz:.9f}",
             f"backbone    L ≤ {self.backbone:.9f}  (before the last linear map)",
             f"logit pairs L ≤ {widest}  (largest; this is what a radius is divided by)",
+            *(f"assumed     {text}  (the platform's function; only rounding rests on it)" for text in self.assumes),
         ]
         return "\n".join(lines)
 
@@ -107,6 +111,11 @@ class Chain:
         return self.parts[-1].op == "linear" and len(self.parts[-1].shape) == 1
 
     @property
+    def assumes(self) -> tuple[str, ...]:
+        """What the rounding bounds assume of the platform's elementary functions."""
+        return tuple(sorted({text for part in self.parts for text in part.assumes}))
+
+    @property
     def lipschitz(self) -> float:
         return product(self.parts)
 
@@ -118,7 +127,8 @@ class Chain:
         """Constants of f_i − f_j from the input on, rounded up; with one output, (1, 1): that of f itself."""
         if not math.isfinite(self.backbone) or len(self.parts[-1].shape) != 1:
             return None
-        return self.distances * self.backbone * (1 + 2.0**-50)
+        pairs = self.distances * self.backbone * (1 + 2.0**-50)
+        return torch.where((self.distances > 0) & (pairs < 2.0**-1000), pairs + 2.0**-1070, pairs)  # underflow
 
     @cached_property
     def head(self) -> Head | None:
@@ -153,18 +163,32 @@ def product(parts: tuple[Operation, ...]) -> float:
 
 
 def chain(
-    model: nn.Module, input_shape: Shape, *, dtype: torch.dtype = torch.float64, block: int | None = None
+    model: nn.Module,
+    input_shape: Shape,
+    *,
+    dtype: torch.dtype = torch.float64,
+    block: int | None = None,
+    parametrized: bool = False,
 ) -> Chain:
     """The operations of a network for inputs of that shape; ``NotCertified`` names a module without a rule.
 
-    They run in ``dtype``, with sums in blocks of ``block`` terms if that is given.
+    They run in ``dtype``, with sums in blocks of ``block`` terms if that is given. ``parametrized`` allows modules
+    whose weights are computed at every call, and takes their present values.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
-    named = operations(model, tuple(input_shape), dtype, block)
+    input_shape = tuple(input_shape)
+    if not input_shape or not all(isinstance(size, int) and size > 0 for size in input_shape):
+        raise ValueError(
+            f"the shape of one input must be positive integers; got {input_shape}. Pass e.g. (3, 32, 32)."
+        )
+    require_ieee()
+    require_no_loop(model)
+    with torch.autocast("cpu", enabled=False):  # it would narrow the products of a float32 chain
+        named = operations(model, input_shape, dtype, block, parametrized=parametrized)
     if not named:
         raise NotCertified("the network has no layers; got an empty Sequential. Pass a network.")
-    return Chain(tuple(n for n, _ in named), tuple(o for _, o in named), tuple(input_shape))
+    return Chain(tuple(n for n, _ in named), tuple(o for _, o in named), input_shape)
 
 
 def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> AuditReport:
@@ -174,8 +198,14 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
         inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
         samples: how many examples are used.
     """
-    points = inputs[:samples] if isinstance(inputs, Tensor) else _random(inputs, samples)
-    links = chain(model, tuple(points.shape[1:]))
+    positive_int("samples", samples)
+    if isinstance(inputs, Tensor) and (inputs.ndim < 2 or not len(inputs)):
+        raise ValueError(
+            f"expected at least one example, (N, …), or the shape of one; got a tensor {tuple(inputs.shape)}."
+        )
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else tuple(inputs)
+    links = chain(model, shape, parametrized=True)
+    points = inputs[:samples] if isinstance(inputs, Tensor) else _random(shape, samples)
     found, x = [], points.detach().double().cpu()
     with torch.no_grad():
         for name, part in zip(links.names, links.parts, strict=True):
@@ -183,7 +213,7 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
             x = part.forward(x)
     start = points.detach().double().cpu()
     whole = stretch_estimate(_composed(links.parts), start, rounding=_rounding(links.parts))
-    return AuditReport(tuple(found), links.lipschitz, links.backbone, links.pairwise(), whole.ratio)
+    return AuditReport(tuple(found), links.lipschitz, links.backbone, links.pairwise(), whole.ratio, links.assumes)
 
 
 def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from lipcert.errors import NotCertified
 from lipcert.layers import activation, shape
 from lipcert.proofs import operation as op
 from lipcert.proofs.operation import Operation, Shape, relative_error
-from lipcert.verified.rounding import up
+from lipcert.verified.rounding import down, exponents, ldexp_up, scaled, up
 
 
 @torch.no_grad()
@@ -69,28 +70,33 @@ def _smooth(name: str, slope: Callable[[Any], float], ulps: int) -> Callable[[An
         constant = slope(module)
         if not math.isfinite(constant):
             return Operation(name, shape_in, math.inf, "its slope is not finite", module, None, None)
+        assumes = (f"{name} within {ulps} ulp",) if ulps > 1 else ()
         start = float(module(torch.zeros(1, dtype=torch.float64)).abs()) * math.sqrt(math.prod(shape_in)) * op.ROUND
         error = relative_error(2 * ulps + 1, 1.0, 0.0)
 
         def bound(norms: Tensor, u: float) -> Tensor:
             return error(constant * norms + start, u)
 
-        return Operation(name, shape_in, constant, "slope", module, bound, None)
+        big = max(1.0, constant)
+        return Operation(name, shape_in, constant, "slope", module, bound, None, largest=big, assumes=assumes)
 
     return made
 
 
 def _at_least_1(slope: float) -> float:
-    return 1.0 if abs(slope) <= 1 else abs(slope)  # NaN stays NaN
+    size = abs(float(slope))
+    return 1.0 if size <= 1 else size  # NaN stays NaN
 
 
 def _centre(module: shape.Centre, shape_in: Shape) -> Operation:
+    op.require_one_each(shape_in[0], mean=module.mean)
     error = relative_error(2, 1.0, op.bias_norm(module.mean, None, math.prod(shape_in[1:])))
     fields = {"mean": module.mean}
     return Operation("centre", shape_in, 1.0, "exact", module, error, fields, largest=op.largest(module.mean))
 
 
 def _normalize(module: shape.Normalize, shape_in: Shape) -> Operation:
+    op.require_one_each(shape_in[0], mean=module.mean, std=module.std)
     smallest = float(module.std.double().min())
     constant = up(1 / smallest, 1) if smallest > 0 else math.inf
     error = relative_error(2, constant, op.bias_norm(module.mean, None, math.prod(shape_in[1:])))
@@ -100,23 +106,55 @@ def _normalize(module: shape.Normalize, shape_in: Shape) -> Operation:
 
 
 def _batch_norm(module: Any, shape_in: Shape) -> Operation:
-    """In evaluation mode x ↦ x·w/√(v + ε) + …, per channel: its constant is the largest factor."""
-    if module.training or module.running_var is None:
+    """In evaluation mode x ↦ (x − μ)·w/√(v + ε) + b, per channel: its constant is the largest factor.
+
+    Factors are bounded by their mantissas and exponents, so that none overflows or underflows. Rounding has a bound
+    only while everything computed on the way stays within range: ``largest`` holds each v + ε and each factor
+    together with its reciprocal, and the entries of the tensors.
+    """
+    mean, variance = module.running_mean, module.running_var
+    if module.training or variance is None or mean is None:
         raise NotCertified("it uses the statistics of the batch. Call .eval(), with tracked statistics.")
-    scale = 1 / (module.running_var.double() + module.eps).sqrt()
-    if not bool((module.running_var >= 0).all()):
-        return Operation("batch_norm", shape_in, math.inf, "a negative variance", module, None, None)
-    if module.weight is not None:
-        scale = scale * module.weight.double()
-    shift = (module.bias.double() if module.bias is not None else 0.0) - scale * module.running_mean.double()
-    constant = up(float(scale.abs().max()), 8)
+    if not bool((variance >= 0).all()) or not 0 <= module.eps < math.inf:
+        return Operation("batch_norm", shape_in, math.inf, "a negative variance or ε", module, None, None)
+    weight = torch.ones_like(variance) if module.weight is None else module.weight
+    bias = torch.zeros_like(variance) if module.bias is None else module.bias
+    op.require_one_each(shape_in[0], running_mean=mean, running_var=variance, weight=weight, bias=bias)
+    w, v = (np.abs(op.array(tensor).astype(np.float64)) for tensor in (weight, variance))
+    with np.errstate(all="ignore"):
+        sums = v + module.eps
+    if not bool((sums > 0).all()):
+        return Operation("batch_norm", shape_in, math.inf, "v + ε is 0", module, None, None)
+    factors = _factors_up(w, v, module.eps)
+    constant = float(factors.max(initial=0.0))
+    if not math.isfinite(constant):
+        return Operation("batch_norm", shape_in, math.inf, "a factor is beyond float64", module, None, None)
+    with np.errstate(all="ignore"):
+        inside = np.concatenate([sums, factors[w > 0]])
+        widest = float(np.maximum(inside, 1 / inside).max())
     positions = math.prod(shape_in[1:])
-    offset = op.bias_norm(shift.abs() + (scale * module.running_mean.double()).abs(), None, positions)
+    shift = factors * np.abs(op.array(mean).astype(np.float64))
+    offset = op.bias_norm(torch.from_numpy(np.abs(op.array(bias).astype(np.float64)) + 2 * shift), None, positions)
 
     def error(norms: Tensor, u: float) -> Tensor:
         return relative_error(12, 1.0)(constant * norms + 2 * offset, u)
 
-    return Operation("batch_norm", shape_in, constant, "largest factor", module, error, None)
+    big = max(widest, op.largest(mean, variance, weight, bias))
+    return Operation("batch_norm", shape_in, constant, "largest factor", module, error, None, largest=big)
+
+
+@np.errstate(all="ignore")
+def _factors_up(w: np.ndarray, v: np.ndarray, eps: float) -> np.ndarray:  # (C,), (C,) → (C,)
+    """At least w/√(v + ε), for w, v, ε ≥ 0 and v + ε > 0."""
+    # v + ε is moved by a power of four to where it neither overflows nor is subnormal: one rounding is left.
+    shift = np.where(v + eps < 2.0**-900, 200, -2)
+    below = down(np.ldexp(v, shift) + np.ldexp(eps, shift), 2)
+    powers = exponents(below)
+    powers = powers + powers % 2  # even, so that the root of the power is a power
+    roots = np.sqrt(scaled(below, powers))  # in [½, 1)
+    tops = exponents(w)
+    found = ldexp_up(up(scaled(w, tops) / roots, 3), tops - powers // 2 + shift // 2)
+    return np.where(w == 0, 0.0, found)
 
 
 def _scale(module: shape.Scale, shape_in: Shape) -> Operation:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipcert.activations import SLOPE_RESTRICTED
+from lipcert.activations import SLOPE_RESTRICTED, SlopeRestricted
 from lipcert.errors import NotCertified
 from lipcert.proofs.geometry import Geometry, chained, matmul
 from lipcert.verified import convolution, dense, rounding
@@ -29,7 +29,6 @@ ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵
 UNDERFLOW = {U64: 2.0**-700, U32: 2.0**-40}  # of one operation whose tensors stay below LARGEST
 LARGEST = {U64: 2.0**128, U32: 2.0**40}  # 2⁻¹²⁶·2⁴⁰ for each of 2²⁰ terms in 2²⁴ outputs: below 2⁻⁴⁰
 HUGE = {U64: 2.0**500, U32: 2.0**60}  # norms above it might overflow inside an operation: no bound is claimed
-EXACT = ("relu",)  # activations without rounding, which the certificate has
 CASTS = {U64: 0, U32: 3}  # a float64 tensor or factor that float32 works with is rounded first
 Error = Callable[[Tensor, float], Tensor]
 
@@ -37,6 +36,19 @@ Error = Callable[[Tensor, float], Tensor]
 def g(n: int, u: float = U64) -> float:
     """nu/(1 − nu) for n roundings and those of casting what is stored to the arithmetic of u."""
     return rounding.g(n + CASTS[u], u)
+
+
+def require_ieee() -> None:
+    """Raise ``NotCertified`` unless this thread and torch's workers round to nearest and keep subnormal numbers."""
+    # Large enough to be divided among the workers, which have registers of their own.
+    tiny = torch.full((2**15 * torch.get_num_threads(),), 2.0**-1074, dtype=torch.float64)
+    small = torch.full_like(tiny, 2.0**-149, dtype=torch.float32)
+    if not rounding.usable() or not bool((tiny * 1.0 > 0).all()) or not bool((small * 1.0 > 0).all()):
+        raise NotCertified(
+            "this process flushes subnormal numbers to zero or rounds in another direction, so its arithmetic is "
+            "not the one that is proved. Call torch.set_flush_denormal(False), and import no library that was "
+            "built with -ffast-math."
+        )
 
 
 def no_error(norms: Tensor, u: float) -> Tensor:
@@ -60,6 +72,7 @@ class Operation:
     claim: float | None = None  # what the layer promises by design, to be refuted if it does not hold
     assumed: bool = False  # the constant is the word of a user's rule
     largest: float = 1.0  # modulus of the entries of its tensors, for underflow
+    assumes: tuple[str, ...] = ()  # what ``error`` assumes of the platform's elementary functions
 
     def error_bound(self, norms: Tensor, u: float) -> Tensor:
         """e(Z); infinite where none is known, or where tensors or Z are so large that something could overflow."""
@@ -108,15 +121,22 @@ def relative_error(roundings: int, factor: float, shift: float = 0.0) -> Error:
     return error
 
 
-def residual_error(rho: float, kappa: float, beta: float, terms: tuple[int, int]) -> Error:
-    """a is what Wᵀx + b loses in the norm of Γ^½, v what σ of it can reach; then the product with W, and x − ·."""
+def residual_error(
+    rho: float, kappa: float, beta: float, terms: tuple[int, int], roundings: int = 0, start: float = 0.0
+) -> Error:
+    """a is what Wᵀx + b loses in the norm of Γ^½, v what σ of it can reach; then the product with W, and x − ·.
+
+    ``roundings`` are those of σ itself, ``start`` bounds ‖σ(0)‖ in that norm.
+    """
     root = math.sqrt(rho) * ROUND
 
     def error(norms: Tensor, u: float) -> Tensor:
         a = g(terms[0] + 1, u) * (kappa * norms + beta)
-        v = root * norms + beta + a
-        moved = 2 * (1 + u) * root * (a + g(1, u) * v)
-        rounded = g(terms[1] + 3, u) * (norms + 2 * (1 + u) * kappa * v)
+        v = root * norms + beta + a + start
+        lost = g(1 + roundings, u)  # of σ and of the product with 2γ
+        grown = 1 + (lost if roundings else u)
+        moved = 2 * (1 + u) * root * (a + lost * v)
+        rounded = g(terms[1] + 3, u) * (norms + 2 * grown * kappa * v)
         return ROUND * (moved + rounded) + UNDERFLOW[u]
 
     return error
@@ -126,7 +146,9 @@ def require_one_each(count: int, **tensors: Tensor | None) -> None:
     """A bias or a γ of another shape would be broadcast: another function than the one that is proved."""
     for name, tensor in tensors.items():
         if tensor is not None and tuple(tensor.shape) != (count,):
-            raise NotCertified(f"its {name} must have shape ({count},); got {tuple(tensor.shape)}. Build it anew.")
+            raise NotCertified(
+                f"its {name} must have shape ({count},), but it has shape {tuple(tensor.shape)}. Build it anew."
+            )
 
 
 def linear(weight: Tensor, bias: Tensor | None, shape: Shape, block: int | None) -> Operation:
@@ -181,7 +203,7 @@ def residual(
     gamma: Tensor,
     bias: Tensor | None,
     witness: Tensor | None,
-    sigma: Any,
+    sigma: SlopeRestricted,
     shape: Shape,
     geometry: Geometry | None,
     block: int | None,
@@ -219,7 +241,7 @@ def residual(
 
     in_format = len(shape) == 1 if geometry is None else geometry.in_format(image)
     beta = bias_norm(bias, weights, positions)
-    upper, error = residual_constants(rho.value, kappa, beta, terms, sigma.name)
+    upper, error = residual_constants(rho.value, kappa, beta, terms, sigma, (weights, positions))
     return Operation(
         op,
         shape,
@@ -227,22 +249,31 @@ def residual(
         rho.method,
         forward,
         error,
-        fields if sigma.name in EXACT and in_format else None,
+        fields if in_format else None,
         claim=1.0,
         largest=largest(weight, gamma, bias),
+        assumes=sigma.assumes,
     )
 
 
 def residual_constants(
-    rho: float, kappa: float, beta: float, terms: tuple[int, int], sigma: str
+    rho: float,
+    kappa: float,
+    beta: float,
+    terms: tuple[int, int],
+    sigma: SlopeRestricted,
+    neurons: tuple[np.ndarray, int],
 ) -> tuple[float, Error | None]:
-    """L and e of a residual; no e where σ is not exact or something is infinite."""
-    known = sigma in EXACT and math.isfinite(kappa + beta + rho)
+    """L and e of a residual, no e where something is infinite. ``neurons``: γ, and how many positions repeat it."""
+    gamma, positions = neurons
+    start = bias_norm(torch.full((len(gamma),), sigma.start, dtype=torch.float64), gamma, positions)
     upper = max(1.0, math.nextafter(2 * rho - 1, math.inf))
-    return upper, residual_error(rho, kappa, beta, terms) if known else None
+    if not math.isfinite(kappa + beta + rho + start):
+        return upper, None
+    return upper, residual_error(rho, kappa, beta, terms, sigma.roundings, start)
 
 
-def require_slopes(sigma: Any) -> None:
+def require_slopes(sigma: SlopeRestricted) -> None:
     """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]: the proof is about no other."""
     if SLOPE_RESTRICTED.get(sigma.name) != sigma:
         raise NotCertified(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from lipcert.errors import NotCertified
 from lipcert.layers import shape
 from lipcert.proofs.elementary import shape_after
 from lipcert.proofs.geometry import pair
@@ -32,10 +33,8 @@ def _scaled_pool(module: shape.ScaledAvgPool2d, shape_in: Shape) -> Operation:
 
 def _avg_pool(module: Any, shape_in: Shape) -> Operation:
     """A product of two maps, one per axis: windows that may overlap, each divided by its own size."""
-    kernel, stride, padding = (pair(v) for v in (module.kernel_size, module.stride, module.padding))
+    kernel, stride, padding = _placed(module)
     one_d = isinstance(module, nn.AvgPool1d)
-    if one_d:
-        kernel, stride, padding = (1, kernel[0]), (1, stride[0]), (0, padding[0])
     out = shape_after(module, shape_in)
     override = getattr(module, "divisor_override", None)
     if override is not None and override <= 0:
@@ -60,12 +59,38 @@ def _avg_pool(module: Any, shape_in: Shape) -> Operation:
 
 def _max_pool(module: Any, shape_in: Shape) -> Operation:
     """Without overlap each maximum is 1-Lipschitz in its own window; with it an entry may count several times."""
-    kernel, stride, dilation = (pair(v) for v in (module.kernel_size, module.stride, module.dilation))
+    kernel, stride, padding = _placed(module)
+    dilation = pair(module.dilation)
+    sizes = shape_in[-2:] if len(shape_in) > 1 else (1, *shape_in)
     if isinstance(module, nn.MaxPool1d):
-        kernel, stride, dilation = (1, kernel[0]), (1, stride[0]), (1, dilation[0])
+        dilation, sizes = (1, dilation[0]), (1, shape_in[-1])
+    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        _require_pixels(size, k, s, p, d, module.ceil_mode)
     times = [math.ceil(k / (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True)]
     constant = 1.0 if math.prod(times) == 1 else up(math.sqrt(math.prod(times)), 2)
     return Operation("max_pool", shape_after(module, shape_in), constant, "windows", module, fields=None)
+
+
+def _placed(module: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Kernel, stride and padding on two axes; a pool along one axis has a first one of size 1."""
+    stride = module.kernel_size if module.stride is None else module.stride
+    kernel, steps, padding = (pair(v) for v in (module.kernel_size, stride, module.padding))
+    if isinstance(module, (nn.AvgPool1d, nn.MaxPool1d)):
+        return (1, kernel[0]), (1, steps[0]), (0, padding[0])
+    return kernel, steps, padding
+
+
+def _require_pixels(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> None:
+    """Raise ``NotCertified`` if some window holds padding alone: its maximum is −∞, and torch reads beyond it."""
+    reach = dilation * (kernel - 1) + 1
+    count = (size + 2 * padding - reach + (stride - 1 if ceil_mode else 0)) // stride + 1
+    for index in range(count):
+        start = index * stride - padding
+        if not any(0 <= start + dilation * tap < size for tap in range(kernel)) and start < size:
+            raise NotCertified(
+                f"a window of the pool covers no pixel of an axis of {size}, so its maximum is −∞. Use less "
+                "padding or dilation."
+            )
 
 
 def _l2_pool(module: shape.L2Pool2d, shape_in: Shape) -> Operation:

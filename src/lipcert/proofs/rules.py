@@ -13,48 +13,73 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from types import FunctionType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from lipcert import frozen
 from lipcert.errors import NotCertified
-from lipcert.layers.contract import LipschitzLayer, require_no_hooks
+from lipcert.frozen.foreign import unwrapped
+from lipcert.intact import require_intact
+from lipcert.layers.contract import LipschitzLayer
+from lipcert.layers.head import NormalizedHead
+from lipcert.layers.shape import Scale
 from lipcert.proofs import elementary, pools, products
 from lipcert.proofs import operation as op
 from lipcert.proofs.elementary import shape_after
 from lipcert.proofs.operation import Operation, Shape
 from lipcert.proofs.products import PRODUCTS
-from lipcert.verified.rounding import U32, U64
+from lipcert.verified.rounding import U32, U64, prod_up
 
 ROOM = 1 + 2.0**-28
-_HARMLESS = ("__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__", "extra_repr")
 _RULES = elementary.RULES | pools.RULES | products.RULES
 _ASSUMED: dict[type, Callable[[Any], float]] = {}
 
 
-def register_rule(kind: type, constant: Callable[[Any], float]) -> None:
-    """Vouch for modules of exactly this type: ``constant(module)`` is its Lipschitz constant, marked ASSUMED."""
+def register_rule(kind: type, constant: float | Callable[[Any], float]) -> None:
+    """Vouch for modules of exactly this type: their Lipschitz constant, or a function of the module that gives it.
+
+    What rests on it is marked ASSUMED. Rounding errors of such a module are unknown, so that ``certify`` needs
+    ``arithmetic="real"``.
+    """
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise ValueError(f"expected a subclass of nn.Module; got {kind!r}. Pass the class, not an object.")
-    _ASSUMED[kind] = constant
+    if callable(constant):
+        _ASSUMED[kind] = constant
+        return
+    if isinstance(constant, bool) or not isinstance(constant, (int, float)) or not 0 <= constant < math.inf:
+        raise ValueError(
+            f"the constant must be a finite number of at least 0, or a function of the module that gives one; got "
+            f"{constant!r}."
+        )
+    value = float(constant)
+    _ASSUMED[kind] = lambda module: value
 
 
 def operations(
-    model: nn.Module, input_shape: Shape, dtype: torch.dtype = torch.float64, block: int | None = None
+    model: nn.Module,
+    input_shape: Shape,
+    dtype: torch.dtype = torch.float64,
+    block: int | None = None,
+    *,
+    parametrized: bool = False,
 ) -> list[tuple[str, Operation]]:
     """The named operations of a frozen, foreign or training network, in order."""
     found: list[tuple[str, Operation]] = []
     current = tuple(int(size) for size in input_shape)
-    for name, module in _leaves(model, ""):
+    for leaf in _leaves(model, "", parametrized):
+        name, module = leaf.name, leaf.module
         try:
             one = rule(module, current, dtype, block)
             with torch.no_grad():
-                one.forward(torch.zeros(1, *current, dtype=dtype))  # the shapes fit
+                out = one.forward(torch.zeros(1, *current, dtype=dtype))
+            if tuple(out.shape) != (1, *one.shape):  # torch broadcast something
+                raise NotCertified(
+                    f"it must give outputs of shape {one.shape}, but it gives {tuple(out.shape[1:])}. Check the "
+                    "shapes of its tensors."
+                )
         except NotCertified as refusal:
             raise NotCertified(f"{name or 'the network'} ({type(module).__qualname__}): {refusal}") from None
         except (RuntimeError, IndexError) as error:  # how torch says that shapes do not fit
@@ -70,65 +95,38 @@ def operations(
     return found
 
 
-def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
-    """Children of nn.Sequential in order; torch.compile's wrapper opened; lipcert's training layers frozen."""
+@dataclass(frozen=True)
+class _Leaf:
+    name: str
+    module: nn.Module
+    head: bool = False  # a normalized head that was frozen here
+
+
+def _leaves(module: nn.Module, name: str, parametrized: bool) -> list[_Leaf]:
+    """Children of nn.Sequential in order; wrappers of torch opened; lipcert's training layers frozen."""
     kind = type(module)
-    if (kind.__module__, kind.__qualname__) == ("torch._dynamo.eval_frame", "OptimizedModule"):
-        require_no_hooks(module, patches=False)  # the wrapper sets its own forward
-        return _leaves(module.get_submodule("_orig_mod"), name)
-    if kind is nn.Sequential:
-        require_no_hooks(module)
-        return [
-            leaf
-            for key, child in module._modules.items()
-            if child is not None
-            for leaf in _leaves(child, f"{name}.{key}" if name else key)
-        ]
-    if parametrize.is_parametrized(module):
-        return _leaves(_present_values(module), name)
-    if kind in frozen.RULES:
-        return _leaves(frozen.freeze(module), name)
-    base = None if kind in _ASSUMED else _inherited(kind)
-    if base is not None:
-        module = copy.deepcopy(module)
-        module.__class__ = base
-    return [(name, module)]
-
-
-def _present_values(module: nn.Module) -> nn.Module:
-    """A parametrised module as one of its original type with the values of this moment.
-
-    Not by ``remove_parametrizations``: that changes the class, which a copy shares with the module of the caller.
-    """
-    source = copy.deepcopy(module)  # evaluating a parametrization may move its buffers
-    kind = parametrize.type_before_parametrizations(source)
-    plain: nn.Module = object.__new__(kind)
-    plain.__dict__ = {
-        key: copy.copy(value) if key in ("_parameters", "_buffers", "_modules") else value
-        for key, value in source.__dict__.items()
-    }
-    del plain._modules["parametrizations"]
-    for tensor in source.parametrizations:  # type: ignore[union-attr]
-        first, again = (getattr(source, tensor).detach().clone() for _ in range(2))
-        if not torch.equal(first, again):
-            raise NotCertified(
-                f"{kind.__qualname__} must have the same {tensor} at every call; got one that its parametrization "
-                "changes. Call .eval(), or store the present one with parametrize.remove_parametrizations."
-            )
-        plain._parameters[tensor] = nn.Parameter(again, requires_grad=False)
-    return plain
-
-
-def _inherited(kind: type) -> type | None:
-    """The product of torch.nn that ``kind`` is a subclass of, if it adds methods at most and replaces none."""
-    for index, base in enumerate(kind.__mro__):
-        if base in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d):
-            inherits = base is not kind and kind.__mro__[index:] == base.__mro__  # else a mixin comes after it
-            return base if inherits else None
-        for name, value in vars(base).items():
-            if name not in _HARMLESS and (not isinstance(value, FunctionType) or hasattr(nn.ConvTranspose2d, name)):
-                return None
-    return None
+    if kind in _ASSUMED:
+        return [_Leaf(name, module)]
+    try:
+        plain = unwrapped(module, parametrized=parametrized)
+        if type(plain) is nn.Sequential:
+            require_intact(plain)
+        opened = frozen.freeze(plain) if type(plain) in frozen.RULES else plain
+    except NotCertified as refusal:
+        raise NotCertified(f"{name or 'the network'} ({kind.__qualname__}): {refusal}") from None
+    if type(opened) is not nn.Sequential:
+        return [_Leaf(name, opened, type(plain) is NormalizedHead)]
+    leaves = [
+        leaf
+        for key, child in opened._modules.items()
+        if child is not None
+        for leaf in _leaves(child, f"{name}.{key}" if name else key, parametrized)
+    ]
+    if len(leaves) > 1 and leaves[-2].head and type(leaves[-1].module) is Scale:
+        joined = frozen.scaled_linear(leaves[-2].module, leaves[-1].module)  # as ``freeze`` does it
+        if joined is not None:
+            leaves[-2:] = [_Leaf(leaves[-2].name, joined, head=True)]
+    return leaves
 
 
 def rule(
@@ -137,7 +135,7 @@ def rule(
     """The operation that ``module`` is for inputs of that shape (without the batch)."""
     kind = type(module)
     if kind in _ASSUMED:
-        require_no_hooks(module)
+        require_intact(module, tensors=False)
         constant = float(_ASSUMED[kind](module))
         if not 0 <= constant < math.inf:
             raise NotCertified(
@@ -146,7 +144,7 @@ def rule(
         module = _as(module, dtype)
         out = shape_after(module, shape_in)
         return Operation(_name(kind), out, constant, "assumed", module, None, None, constant, assumed=True)
-    require_no_hooks(module)
+    require_intact(module)
     for tensor in [*module.parameters(), *module.buffers()]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             wide = _as(module, dtype)
@@ -185,10 +183,18 @@ def _combination(
 ) -> Operation:
     """Σ_k α_k f_k with α ≥ 0: L = Σ_k α_k L_k. Within a branch ‖z‖ ≤ L‖z before‖ + ‖f(0)‖."""
     weights = [float(value) for value in module.weights]
+    if not weights or len(weights) != len(module.branches):
+        raise NotCertified(f"it has {len(module.branches)} branches and {len(weights)} weights. Build it anew.")
     branches = [[one for _, one in operations(branch, shape_in, dtype, block)] for branch in module.branches]
+    out, *others = (branch[-1].shape if branch else shape_in for branch in branches)
+    if any(shape != out for shape in others):
+        raise NotCertified(
+            f"its branches must give one shape, but they give {[out, *others]}. Change the branches."
+        )
     starts = [_offsets(branch, shape_in, dtype) for branch in branches]
-    constants = [math.prod(one.lipschitz for one in branch) * op.ROUND for branch in branches]
-    total = math.fsum(w * c for w, c in zip(weights, constants, strict=True)) * op.ROUND
+    constants = [prod_up(one.lipschitz for one in branch if one.lipschitz != 1) for branch in branches]
+    # Each term and the sum are rounded once more; what underflows loses at most 2⁻¹⁰⁷⁴ a term.
+    total = math.fsum(w * c for w, c in zip(weights, constants, strict=True)) * op.ROUND + 2.0**-1060
 
     def forward(x: Tensor) -> Tensor:
         mixed = torch.zeros((), dtype=x.dtype)
@@ -209,11 +215,22 @@ def _combination(
             lost, reached = lost + weight * err, reached + weight * (size + err)
         return (lost + op.g(len(weights) + 2, u) * reached) * op.ROUND + op.UNDERFLOW[u]
 
-    if not weights or min(weights) < 0:
-        return Operation("combination", shape_in, math.inf, "no weights, or a negative one", forward, None, None)
-    out = branches[0][-1].shape if branches[0] else shape_in
-    assumed = any(one.assumed for branch in branches for one in branch)
-    return Operation("combination", out, total, "branches", forward, error, None, assumed=assumed)
+    if not min(weights) >= 0:
+        return Operation("combination", out, math.inf, "a negative weight", forward, None, None)
+    parts = [one for branch in branches for one in branch]
+    assumed = any(one.assumed for one in parts)
+    return Operation(
+        "combination",
+        out,
+        total,
+        "branches",
+        forward,
+        error,
+        None,
+        claim=total if assumed else None,
+        assumed=assumed,
+        assumes=tuple(sorted({text for one in parts for text in one.assumes})),
+    )
 
 
 @torch.no_grad()

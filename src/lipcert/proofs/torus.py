@@ -17,7 +17,6 @@ from lipcert.errors import NotCertified
 from lipcert.frozen.torus import expand
 from lipcert.proofs.geometry import chained, matmul
 from lipcert.proofs.operation import (
-    EXACT,
     Operation,
     Shape,
     affine_error,
@@ -73,7 +72,8 @@ def residual_torus(module: Any, shape: Shape, block: int | None) -> Operation:
     kappa = torus_kappa(array(rows), array(columns), array(weight), array(gamma))
     terms = (_sums(rows, columns, weight.shape[2], block), _sums(rows, columns, weight.shape[1], block))
     beta = bias_norm(bias, array(gamma), math.prod(shape[1:]))
-    upper, inner = residual_constants(rho.value, kappa, beta, terms, sigma.name)
+    neurons = (array(gamma), math.prod(shape[1:]))
+    upper, inner = residual_constants(rho.value, kappa, beta, terms, sigma, neurons)
     fields = {"rows": rows, "columns": columns, "weight": weight, "gamma": gamma, "bias": bias}
 
     def error(norms: Tensor, u: float) -> Tensor:  # in float32 what underflows first must not grow by ρ after that
@@ -92,9 +92,10 @@ def residual_torus(module: Any, shape: Shape, block: int | None) -> Operation:
         rho.method,
         forward,
         None if inner is None else error,
-        {**fields, "activation": sigma.name} if sigma.name in EXACT else None,
+        {**fields, "activation": sigma.name},
         claim=1.0,
         largest=largest(weight, gamma, bias) * DEEP,
+        assumes=sigma.assumes,
     )
 
 

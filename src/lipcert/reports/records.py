@@ -122,6 +122,7 @@ class CertificateRecord(Record):
     """What a report needs of certificate.json. Whether it is true is for lipcert check to say."""
 
     arithmetic: str
+    assumes: tuple[str, ...] = Field(default=(), strict=False)  # of the platform's elementary functions
     inputs: CertifiedInputs
     weights: str
     layers: tuple[dict[str, Any], ...] = Field(strict=False)

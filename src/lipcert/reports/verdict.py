@@ -29,7 +29,7 @@ def status(run: Run) -> Status:
 
 def verdict(run: Run) -> list[str]:
     """What is certified, what the audit found, what the attacks found; or the command that would tell."""
-    return [_certified(run), _audited(run), _attacked(run)]
+    return [_certified(run), _audited(run), *_assumed(run), _attacked(run)]
 
 
 def _certified(run: Run) -> str:
@@ -58,6 +58,17 @@ def _audited(run: Run) -> str:
         f"All {len(layers)} layers are {how}; L\u00a0≤\u00a0{run.audit.backbone:.6g} before the last linear map, "
         f"L\u00a0≤\u00a0{run.audit.lipschitz:.6g} for the whole."
     )
+
+
+def _assumed(run: Run) -> list[str]:
+    """What the certificate rests on beside IEEE arithmetic."""
+    assumes = () if run.certificate is None else run.certificate.assumes
+    if not assumes:
+        return []
+    return [
+        f"The radii allow for rounding under one assumption: the platform computes {' and '.join(assumes)} (units "
+        "in the last place). The checker verifies everything else."
+    ]
 
 
 def _attacked(run: Run) -> str:

@@ -1,0 +1,610 @@
+"""What a hostile review broke: each test failed on the code it was written against.
+
+The numbers of the cases (A1 … A14, B1, B2) are those of docs/hostile.md. Either a claim is true, or there is none:
+how it is refused does not matter here.
+"""
+
+import copy
+import math
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lipcert as lc
+from lipcert.activations import SLOPE_RESTRICTED
+from lipcert.frozen import FrozenCombination
+from lipcert.proofs.audit import chain
+
+
+def linear(*rows, bias=None):
+    """nn.Linear with these rows, in float64."""
+    layer = nn.Linear(len(rows[0]), len(rows), bias=bias is not None, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(rows, dtype=torch.float64))
+        if bias is not None:
+            layer.bias.copy_(torch.tensor(bias, dtype=torch.float64))
+    return layer
+
+
+def refused_or_at_least(true, claim):
+    """The claimed constant, if there is one, is not below the true one."""
+    try:
+        value = claim()
+    except (lc.NotCertified, ValueError):
+        return
+    assert value >= true * (1 - 1e-12), (value, true)
+
+
+# --- A1: tensors of another shape are broadcast ---
+
+
+def wide_mean(layer, name, shape):
+    setattr(layer, name, torch.zeros(shape) if name != "std" else torch.ones(shape))
+    return layer
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        wide_mean(lc.Centre([0.0]), "mean", (1, 9)),
+        wide_mean(lc.Normalize([0.0], [1.0]), "mean", (1, 9)),
+        wide_mean(lc.Normalize([0.0], [1.0]), "std", (1, 9)),
+    ],
+)
+def test_a_mean_of_another_shape_gives_no_false_radius(first):
+    rest = [nn.Unflatten(1, (1, 1, 9)), lc.PadImage(9), lc.ScaledAvgPool2d((1, 9)), nn.Flatten()]
+    network = nn.Sequential(first, *rest, lc.TakeChannels(1), linear([1.0], [0.0]).float())
+    with pytest.raises((lc.NotCertified, ValueError)):
+        lc.certify(network, torch.ones(1, 1), torch.zeros(1, dtype=torch.long))
+    with pytest.raises((lc.NotCertified, ValueError)):
+        lc.audit(network, (1,))
+    refused_or_at_least(3.0, first.lipschitz_bound)
+
+
+def test_a_bias_of_another_shape_is_no_claim():
+    layer = lc.OrthogonalConv2d(1, 1, 1, image_size=1)
+    layer.bias = nn.Parameter(torch.zeros(9))
+    refused_or_at_least(3.0, layer.lipschitz_bound)
+    head = lc.NormalizedHead(3, 1)
+    head.bias = nn.Parameter(torch.zeros(5))
+    refused_or_at_least(math.sqrt(5), head.lipschitz_bound)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+def test_a_kernel_of_another_size_is_no_claim(padding_mode):
+    layer = lc.ResidualConv2d(1, 1, 3, padding_mode=padding_mode)
+    layer.weight = nn.Parameter(torch.ones(1, 1, 1, 1))
+    refused_or_at_least(3.0 if padding_mode == "circular" else 1.0, layer.lipschitz_bound)
+
+
+# --- A2, A3: batch norm ---
+
+
+def batch_norm(variance, weight=1.0, eps=0.0, mean=0.0, bias=0.0, dtype=torch.float64):
+    norm = nn.BatchNorm1d(1, eps=eps, dtype=dtype).eval()
+    with torch.no_grad():
+        norm.running_var.fill_(variance)
+        norm.running_mean.fill_(mean)
+        norm.weight.fill_(weight)
+        norm.bias.fill_(bias)
+    return norm
+
+
+def exact_factor(norm):
+    """|w|/√(v + ε) of the stored numbers, in rational arithmetic, rounded down."""
+    inside = Fraction(norm.running_var.item()) + Fraction(norm.eps)
+    square = Fraction(norm.weight.item()) ** 2 / inside
+    shift = 2**2200
+    return Fraction(math.isqrt(math.floor(square * shift**2)), shift)
+
+
+@pytest.mark.parametrize(
+    ("variance", "weight", "eps"),
+    [
+        (1.7e308, 1e160, 1e308),
+        (1e300, 1e-200, 0.0),
+        (5e-324, 1.0, 0.0),
+        (1e-300, 1e-170, 0.0),
+        (0.0, 1e-160, 5e-324),
+        (1e308, 5e-324, 1e308),
+        (1.0, 1.0, 1e-5),
+        (1e308, 0.0, 1e308),
+    ],
+)
+def test_the_constant_of_a_batch_norm_neither_overflows_nor_underflows(variance, weight, eps):
+    norm = batch_norm(variance, weight, eps)
+    constant = chain(norm, (1,)).lipschitz
+    assert constant == math.inf or Fraction(constant) >= exact_factor(norm)
+    assert constant < math.inf or exact_factor(norm) > 1e300
+
+
+def test_a_batch_norm_that_overflows_gives_no_radius():
+    network = nn.Sequential(batch_norm(1.7e308, 1e160, 1e308), linear([0.0], [1.0], bias=[0.0, 1e-3]))
+    label = torch.ones(1, dtype=torch.long)
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    with pytest.raises(lc.NotCertified):
+        lc.certify(network, x, label)
+
+
+@pytest.mark.parametrize(
+    ("norm", "x"),
+    [
+        (batch_norm(1e40, 1e20), 1.0),
+        (batch_norm(2.4 * 2.0**-149, 2.0**-74), 1.05 / math.sqrt(2.4) * 2**0.5),
+        (batch_norm(2.0**-149, 1.0, 0.45 * 2.0**-149, dtype=torch.float32), 2.0**-66),
+        (batch_norm(1.0, 1.0, mean=1e39), 1.0),
+    ],
+)
+def test_the_filter_agrees_with_exact_arithmetic_after_a_batch_norm(norm, x):
+    """Two logits: what batch norm says, and a constant near it on either side."""
+    exact = float(exact_factor(norm)) * (x - float(norm.running_mean))
+    for factor in (0.9, 0.99, 1.01, 1.1):
+        network = nn.Sequential(norm, linear([1.0], [0.0], bias=[0.0, exact * factor]))
+        try:
+            classify = lc.FilteredClassifier(network, (1,))
+        except lc.NotCertified:
+            return
+        answer = int(classify(torch.tensor([[x]])).predictions)
+        assert answer in (-1, int(factor > 1))
+
+
+# --- A4: parametrized modules ---
+
+
+def test_a_parametrized_network_is_not_contradicted_in_float64():
+    """Its weight is computed anew in the precision of the network; stored, it is one set of numbers."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3))
+    x, labels = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+    for claim in (
+        lambda: lc.certify(network, x, labels),
+        lambda: lc.FilteredClassifier(network, (8,)),
+        lambda: lc.output_interval(network, x, 0.1),
+    ):
+        with pytest.raises(lc.NotCertified, match="freeze"):
+            claim()
+    stored = lc.freeze(network)
+    assert torch.equal(stored[0].weight, network[0].weight)
+    assert lc.certify(stored, x, labels).arithmetic == "float64"
+    assert lc.audit(network, x).ok
+
+
+# --- A5: attributes changed after construction ---
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (lambda: lc.ResidualConv2d(1, 1, 3, padding_mode="circular"), "padding", (3, 3)),
+        (lambda: lc.AffineConv2d(1, 1, 3, padding=1, padding_mode="circular"), "padding", (3, 3)),
+        (lambda: lc.AffineConv2d(1, 1, 2, padding=1), "padding_mode", "circular"),
+        (lambda: lc.bounds.Rescaled(4, 1), "order", -1),
+        (lambda: lc.OrthogonalConv2d(1, 1, 2, image_size=4, method="eco"), "image_size", (5, 5)),
+        (lambda: lc.ResidualConv2d(2, 2, 3), "stride", (2, 2)),
+        (lambda: lc.Scale(2.0), "factor", 3.0),
+        (lambda: lc.ResidualLinear(2, 2), "activation", SLOPE_RESTRICTED["tanh"]),
+        (lambda: lc.SpaceToDepth(2), "block", 3),
+        (lambda: lc.PadChannels(4), "channels", torch.tensor([4, 5])),
+    ],
+)
+def test_settings_are_fixed_when_a_layer_is_built(make, name, value):
+    layer = make()
+    before = getattr(layer, name)
+    with pytest.raises(lc.NotCertified, match=name):
+        setattr(layer, name, value)
+    assert getattr(layer, name) == before
+    setattr(layer, name, before)  # the same value is no change
+    copy.deepcopy(layer).eval().train()
+
+
+# --- A6: what runs is not what is proved ---
+
+
+def compiled_call(module):
+    module._compiled_call_impl = lambda x: 9 * x
+    return module
+
+
+def patched_compile(module):
+    compiled = torch.compile(module, backend="eager")
+    compiled.forward = lambda x: 9 * module(x)
+    return compiled
+
+
+class Tenfold(torch.Tensor):
+    """A weight that multiplies by ten, as quantized or low-rank weights bring their own product."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 10 if func is F.linear else out
+
+
+def subclassed_weight(module, name="weight"):
+    module._parameters.pop(name, None)
+    module._buffers[name] = torch.full((4, 4), 0.5).as_subclass(Tenfold)
+    return module
+
+
+def own_deepcopy(module):
+    module.__deepcopy__ = lambda memo: nn.Linear(4, 4)
+    return module
+
+
+class CopiesItself(nn.Linear):
+    def __deepcopy__(self, memo):
+        return nn.Linear(4, 4)
+
+
+PATCHED = {
+    "a compiled call of ReLU": lambda: compiled_call(nn.ReLU()),
+    "a compiled call of Linear": lambda: compiled_call(nn.Linear(4, 4)),
+    "a compiled call of Sequential": lambda: compiled_call(nn.Sequential(nn.ReLU())),
+    "a compiled call of a residual": lambda: compiled_call(lc.ResidualLinear(4, 4)),
+    "a patched compiled network": lambda: patched_compile(nn.Sequential(nn.ReLU())),
+    "a patched compiled layer": lambda: patched_compile(lc.ResidualLinear(4, 4)),
+    "a weight with its own product": lambda: subclassed_weight(nn.Linear(4, 4)),
+    "a mean with its own product": lambda: subclassed_weight(lc.Centre([0.0] * 4), "mean"),
+    "a residual with such a weight": lambda: subclassed_weight(lc.ResidualLinear(4, 4)),
+    "a module that copies itself": lambda: own_deepcopy(nn.Linear(4, 4)),
+    "a subclass that copies itself": lambda: CopiesItself(4, 4),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_what_replaces_the_code_of_a_module_is_refused(name):
+    for claim in (
+        lambda module: lc.audit(module, (4,)),
+        lc.freeze,
+        lc.lipschitz_bound,
+        lambda module: lc.certify(module, torch.rand(2, 4), torch.zeros(2, dtype=torch.long)),
+    ):
+        with pytest.raises((lc.NotCertified, ValueError)):
+            claim(PATCHED[name]())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "make"),
+    [
+        (nn.ReLU, "forward", nn.ReLU),
+        (nn.Linear, "forward", lambda: nn.Linear(4, 4)),
+        (nn.Conv2d, "_conv_forward", lambda: nn.Conv2d(4, 4, 1)),
+        (nn.Module, "_call_impl", nn.ReLU),
+        (lc.ResidualLinear, "compute", lambda: lc.ResidualLinear(4, 4)),
+        (lc.MaxMin, "act", lc.MaxMin),
+        (lc.bounds.SLL, "forward", lambda: lc.ResidualLinear(4, 4)),
+    ],
+)
+def test_a_patched_class_is_refused(kind, name, make, monkeypatch):
+    original = getattr(kind, name)
+    module = make()
+    shape = (4, 2, 2) if isinstance(module, nn.Conv2d) else (4,)
+
+    def louder(self, *args):
+        return original(self, *args)
+
+    louder.__name__, louder.__qualname__, louder.__module__ = name, f"{kind.__qualname__}.{name}", kind.__module__
+    monkeypatch.setattr(kind, name, louder)
+    with pytest.raises(lc.NotCertified, match="replaced"):
+        lc.audit(module, shape)
+    with pytest.raises(lc.NotCertified):
+        lc.lipschitz_bound(module)
+    monkeypatch.undo()
+    lc.audit(module, shape)
+
+
+def test_a_network_that_torch_compiled_is_looked_through():
+    network = nn.Sequential(lc.ResidualLinear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    expected = lc.audit(network, (4,)).lipschitz
+    assert lc.audit(torch.compile(network, backend="eager"), (4,)).lipschitz == expected
+    assert lc.audit(torch.compile(nn.ReLU(), backend="eager"), (4,)).ok
+    assert lc.lipschitz_bound(torch.compile(lc.ResidualLinear(4, 4), backend="eager")) == 1.0
+    assert type(lc.freeze(torch.compile(network, backend="eager"))) is nn.Sequential
+    network.compile(backend="eager")
+    network[0].compile(backend="eager")
+    assert lc.audit(network, (4,)).lipschitz == expected
+
+
+# --- A7: mixtures ---
+
+
+def scales(*factors):
+    return nn.Sequential(*(lc.Scale(factor) for factor in factors))
+
+
+def test_the_product_of_a_mixture_does_not_underflow():
+    branch = scales(*[2.0**-127] * 9, *[2.0**127] * 9)
+    for network in (lc.ConvexCombination(branch), FrozenCombination(torch.ones(1), [branch])):
+        assert chain(network, (4,)).lipschitz >= 1 - 2.0**-20
+    # The other way round the product overflows on the way; what is claimed may be infinite, never too small.
+    assert chain(FrozenCombination(torch.ones(1), [scales(*[2.0**127] * 9, *[2.0**-127] * 9)]), (4,)).lipschitz >= 1
+
+
+def test_branches_of_different_shapes_are_refused():
+    mixture = FrozenCombination(torch.full((2,), 0.5), [nn.Identity(), lc.TakeChannels(1)])
+    with pytest.raises((lc.NotCertified, ValueError), match="shape"):
+        chain(mixture, (4,))
+
+
+def test_a_mixture_without_branches_is_refused():
+    with pytest.raises((lc.NotCertified, ValueError), match="branch"):
+        chain(FrozenCombination(torch.zeros(0), []), (4,))
+
+
+def test_pairs_of_tiny_constants_are_not_zero():
+    network = nn.Sequential(scales(*[2.0**-90] * 8), linear([2.0**-400], [0.0]))
+    pairwise = lc.audit(network, (1,)).pairwise
+    assert pairwise is None or float(pairwise[0, 1]) > 0
+
+
+# --- A8: flush to zero at call time ---
+
+FLUSHING = """
+import torch, lipcert as lc
+from torch import nn
+from lipcert.proofs.audit import chain
+network = nn.Sequential(nn.LeakyReLU(2.0**126), nn.Linear(1, 2))
+with torch.no_grad():
+    network[1].weight.copy_(torch.tensor([[-1.0], [0.0]])); network[1].bias.copy_(torch.tensor([0.0, 0.1]))
+classify, links = lc.FilteredClassifier(network, (1,)), chain(network, (1,))
+x = torch.tensor([[-2.0**-127]])
+assert int(classify(x).predictions) in (0, -1)
+torch.set_flush_denormal(True)
+for claim in (
+    lambda: classify(x),
+    lambda: lc.certify(links, x, torch.zeros(1, dtype=torch.long)),
+    lambda: lc.output_interval(links, x, 0.1),
+    lambda: lc.audit(network, (1,)),
+):
+    try:
+        claim()
+    except lc.NotCertified as refusal:
+        assert "set_flush_denormal(False)" in str(refusal), refusal
+    else:
+        raise AssertionError("a claim was made while subnormal numbers are flushed")
+torch.set_flush_denormal(False)
+classify(x)
+"""
+
+
+def test_nothing_is_claimed_while_subnormal_numbers_are_flushed():
+    result = subprocess.run([sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+# --- A11: windows without a pixel ---
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [(nn.MaxPool2d(2, 1, 1, dilation=3), (1, 2, 2)), (nn.MaxPool1d(2, 1, 1, dilation=3), (1, 2))],
+)
+def test_a_pool_with_a_window_of_padding_alone_is_refused(module, shape):
+    with pytest.raises(lc.NotCertified, match="window"):
+        lc.audit(module, shape)
+
+
+# --- A12: torch's settings of precision ---
+
+PRECISION = """
+import torch, lipcert as lc
+from torch import nn
+network = nn.Sequential(lc.ResidualLinear(4, 4), lc.NormalizedHead(4, 3))
+x = torch.rand(2, 4)
+classify = lc.FilteredClassifier(network, (4,))
+exec("torch.backends.%s")
+with torch.no_grad():
+    network.eval()(x), network(x)
+lc.certify(network, x)
+refused = False
+try:
+    classify(x)
+except lc.NotCertified as refusal:
+    refused = True
+assert refused == %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ("cuda.matmul.fp32_precision = 'tf32'", False),
+        ("cuda.matmul.fp32_precision = 'ieee'", False),
+        ("mkldnn.matmul.fp32_precision = 'bf16'", True),
+        ("mkldnn.conv.fp32_precision = 'bf16'", True),
+        ("fp32_precision = 'tf32'", True),
+        ("fp32_precision = 'ieee'", False),
+    ],
+)
+def test_settings_of_float32_precision(setting, refused):
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this torch has no such settings")
+    program = PRECISION % (setting, refused)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+# --- A13: degenerate arguments ---
+
+
+def test_degenerate_arguments_are_one_clear_refusal():
+    norm = nn.BatchNorm1d(4).eval()
+    norm.running_mean = None
+    strideless = nn.AvgPool2d(2)
+    strideless.stride = None
+    holed = nn.Sequential(nn.ReLU())
+    holed.add_module("1", None)
+    looped = nn.Sequential(nn.ReLU())
+    looped.append(looped)
+    relu = nn.ReLU()
+    for claim in (
+        lambda: lc.audit(relu, torch.zeros(0, 4)),
+        lambda: lc.audit(relu, (4,), samples=0),
+        lambda: lc.audit(relu, ()),
+        lambda: lc.audit(relu, (0,)),
+        lambda: lc.audit(relu, (4.0,)),
+        lambda: lc.audit(relu, torch.tensor(1.0)),
+        lambda: lc.audit(norm, (4,)),
+        lambda: lc.freeze(holed),
+        lambda: lc.audit(holed, (4,)),
+        lambda: lc.audit(looped, (4,)),
+        lambda: lc.freeze(looped),
+        lambda: lc.lipschitz_bound(looped),
+        lambda: lc.certify(relu, torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), batch_size=0),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            claim()
+    assert lc.audit(strideless, (1, 4, 4)).ok  # torch takes the kernel's size where the stride is None
+
+
+# --- A14: memory that grows with the stride ---
+
+
+def test_a_large_stride_costs_no_memory():
+    layer = nn.Conv2d(1, 1, 1, stride=20_000)
+    with torch.no_grad():
+        layer.weight.fill_(0.5)
+    assert lc.audit(layer, (1, 3, 3)).lipschitz == pytest.approx(0.5)
+    for layer in (lc.AffineConv2d(1, 1, 1, stride=20_000), lc.ResidualConv2d(1, 1, 1, stride=20_000)):
+        assert layer(torch.rand(1, 1, 3, 3)).shape[0] == 1
+        assert lc.audit(layer, (1, 3, 3)).ok
+
+
+# --- B2, F1: activations ---
+
+
+@pytest.mark.parametrize("activation", SLOPE_RESTRICTED)
+def test_every_activation_of_a_residual_certifies(activation):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        lc.ResidualConv2d(1, 2, activation=activation),
+        nn.Flatten(),
+        lc.ResidualLinear(16, 8, activation=activation),
+        lc.SandwichLinear(16, 16, activation=activation),
+        lc.GeneralLinear(16, 4, 12, activation=activation),
+    )
+    network = lc.freeze(nn.Sequential(backbone, lc.NormalizedHead(12, 4)))
+    x = torch.rand(6, 1, 4, 4)
+    labels = network(x).argmax(dim=1)
+    result, real = lc.certify(network, x, labels), lc.certify(network, x, labels, arithmetic="real")
+    assert result.arithmetic == "float64"
+    assert (result.radii > 0).all()
+    assert (real.radii - result.radii).abs().max() < 1e-9
+    assumed = activation not in ("relu", "leaky_relu")
+    assert result.assumes == ((f"{activation} within 8 ulp",) if assumed else ())
+    report = lc.audit(network, x)
+    assert report.ok
+    assert (f"{activation} within 8 ulp" in str(report)) == assumed
+    answer = lc.FilteredClassifier(network, (1, 4, 4))(x)
+    assert torch.equal(answer.predictions, labels)
+
+
+# --- Never silent ---
+
+
+class SoftThreshold(lc.LipschitzLayer):
+    def forward(self, x):
+        return F.softshrink(x, 0.1)
+
+    def proved_constant(self):
+        return 1.0
+
+
+class Liar(lc.LipschitzLayer):
+    def forward(self, x):
+        return 3 * x
+
+    def proved_constant(self):
+        return 1.0
+
+
+def test_a_layer_without_a_rounding_bound_is_named():
+    network = nn.Sequential(lc.ResidualLinear(4, 4), SoftThreshold(), lc.NormalizedHead(4, 3))
+    x = torch.rand(3, 4)
+    for claim in (lambda **a: lc.certify(network, x, **a), lambda **a: lc.output_interval(network, x, 0.1, **a)):
+        with pytest.raises(lc.NotCertified, match=r"1 .*SoftThreshold.*arithmetic='real'"):
+            claim()
+        claim(arithmetic="real")
+    with pytest.raises(lc.NotCertified, match="SoftThreshold"):
+        lc.FilteredClassifier(network, (4,))
+
+
+def test_tensors_too_large_for_a_rounding_bound_are_named():
+    network = nn.Sequential(linear([2.0**130, 0.0], [0.0, 1.0]))
+    with pytest.raises(lc.NotCertified, match=r"0 .*rounding"):
+        lc.certify(network, torch.rand(3, 2))
+
+
+def test_certify_refuses_what_audit_refutes():
+    network = nn.Sequential(Liar(), lc.NormalizedHead(4, 3))
+    x = torch.rand(3, 4)
+    assert not lc.audit(network, x).ok
+    for arithmetic in ("real", "float64"):
+        with pytest.raises(lc.NotCertified):
+            lc.certify(network, x, arithmetic=arithmetic)
+
+
+def test_register_rule_takes_a_number_or_a_function_and_checks_it():
+    class Own(nn.Module):
+        def forward(self, x):
+            return 0.5 * x
+
+    x = torch.rand(2, 4)
+    for rule in (0.5, lambda module: 0.5):
+        lc.register_rule(Own, rule)
+        report = lc.audit(Own(), x)
+        assert report.layers[0].verdict == "ASSUMED"
+        assert report.lipschitz == pytest.approx(0.5)
+    for rule in (-1.0, math.nan, math.inf, "1", None):
+        with pytest.raises(ValueError, match="constant"):
+            lc.register_rule(Own, rule)
+
+
+class TooSmall(lc.bounds.Bound):
+    """T a quarter of what it must be."""
+
+    def forward(self, columns):
+        return columns, columns.taps.flatten(2).square().sum(dim=2)[0] / 4
+
+    def require_sound(self):
+        pass
+
+
+def test_freeze_says_that_it_enlarged_a_t():
+    with pytest.warns(UserWarning, match="T"):
+        lc.freeze(nn.Sequential(lc.ResidualLinear(4, 4, bound=TooSmall())))
+
+
+def test_a_scale_after_the_head_costs_no_radius():
+    torch.manual_seed(0)
+    plain = nn.Sequential(lc.ResidualLinear(6, 6), lc.NormalizedHead(6, 4))
+    x = torch.rand(5, 6)
+    expected = lc.certify(plain, x)
+    for factor in (10.0, 0.3):
+        scaled = nn.Sequential(*plain, lc.Scale(factor))
+        for network in (scaled, lc.freeze(scaled), nn.Sequential(plain, lc.Scale(factor))):
+            result = lc.certify(network, x)
+            torch.testing.assert_close(result.radii, expected.radii, rtol=1e-6, atol=0)
+        torch.testing.assert_close(lc.freeze(scaled)(x), scaled(x), rtol=1e-5, atol=1e-5)
+
+
+def test_without_labels_the_predicted_class_is_certified():
+    torch.manual_seed(0)
+    network = lc.freeze(nn.Sequential(lc.ResidualLinear(6, 6), lc.NormalizedHead(6, 4)))
+    x = torch.rand(5, 6)
+    predicted = network(x).argmax(dim=1)
+    result = lc.certify(network, x)
+    assert torch.equal(result.radii, lc.certify(network, x, predicted).radii)
+    assert torch.equal(result.predictions, predicted)
+    assert torch.equal(result.labels, predicted)
+
+
+def test_inputs_beyond_every_bound_are_counted_aloud():
+    network = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="1 of 2"):
+        lc.certify(network, torch.tensor([[1.0, 2.0], [1e200, 0.0]], dtype=torch.float64))
