@@ -1,10 +1,13 @@
 """The independent checker of certificates: this one file, numpy and the standard library.
 
     python check.py certificate.json [--quiet]      0 everything holds, 1 something does not, 2 it cannot be read
+    python check.py certificate.json --allow 4      with 4 times the memory and the work that are allowed by default
 
 It shares no code with the library, on purpose; docs/certificate.md is its specification and has the mathematics.
 What it trusts: IEEE float64 with correctly rounded + − × ÷ √, and matrix products that are sums of products in some
-order (no Strassen). It trusts neither LAPACK (a Cholesky factor is multiplied out) nor sines (from integers).
+order (no Strassen). It trusts neither LAPACK (a Cholesky factor is multiplied out) nor sines (from integers). If a
+network has tanh, sigmoid, ELU or softplus, it assumes that the platform computes them within 8 units in the last
+place, and the report says so.
 Rounding: every norm, error and constant may come out too large, never too small; a margin never too large.
 """
 
@@ -36,15 +39,28 @@ Shape = tuple[int, ...]
 
 U = 2.0**-53  # unit roundoff of float64
 ROUND = 1 + 2.0**-48  # = 1 + 32u: makes up for 30 roundings of sums, products, quotients and roots of numbers ≥ 0
-TEXT = 2**26  # bytes of JSON that are read
-LIMIT = 2**26  # numbers that one layer may hold for one input, or one matrix of a proof
-BATCH = 2**24  # numbers that one layer may hold for a batch of more than one
 KERNEL = 257  # largest side of a kernel: an orthogonal one covers its image
+FINEST = 512  # frequencies along one axis of a grid
 WAVES = 1024  # along one axis of an image
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
 HUGE = 2.0**500  # a layer whose values may exceed this proves nothing: below it, nothing overflows
+
+# Limits, multiplied by --allow.
+TEXT = 2**24  # bytes of JSON that are read
+LAYERS = 10_000
+ENTRIES = 2**26  # of one tensor, or of one matrix of a proof
+TOTAL = 3 * 2**27  # entries of all tensors: 3.2 GB as float64
+ROOM = 2**24  # numbers that one layer may hold for one input; --allow does not make batches larger
+WORK = 2**46  # multiply-adds, or what takes as long: about an hour on two cores
+# How many multiply-adds of large matrices take as long, roughly.
+MOVE = 64  # as writing one number
+HASH = 32  # as hashing one byte
+CALL = 2**20  # as the calls of numpy that evaluate one layer on a batch
+EXACT = 2**19  # as comparing a margin with a radius in rational numbers
+ANGLE = 2**15  # as computing one sine and cosine from integers
+
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
-TOP = "format norm arithmetic input_shape weights tensors layers lipschitz inputs claims probe"
+TOP = "format norm arithmetic assumes input_shape weights tensors layers lipschitz inputs claims probe"
 CONV = "weight bias stride padding padding_mode groups"
 RESIDUAL = "gamma witness activation"
 FIELDS = {
@@ -64,6 +80,29 @@ class Malformed(Exception):
 def need(condition: bool, message: str) -> None:
     if not condition:
         raise Malformed(message)
+
+
+class Budget:
+    """The memory and the work that a certificate may cost: ``allow`` times the limits above."""
+
+    def __init__(self, allow: int = 1) -> None:
+        self.allow, self.spent = allow, 0
+
+    def require(self, amount: int, limit: int, what: str) -> int:
+        """The amount, unless it is too large."""
+        most, times = self.allow * limit, -(-amount // limit)
+        need(amount <= most, f"{what} {amount:,}, and the limit is {most:,}; --allow {times} raises it")
+        return amount
+
+    def numbers(self, shape: Shape, where: str) -> int:
+        """The size of what one layer holds for one input."""
+        need(min(shape) > 0, f"{where}: an empty shape, {shape}")
+        return self.require(math.prod(shape), ROOM, f"{where}: the number of values for one input is")
+
+    def spend(self, work: int, planned: int = 0) -> None:
+        """Count work before it is done; ``planned`` is work that must fit as well but is counted later."""
+        self.spent += work
+        self.require(self.spent + planned, WORK, "work: the estimated number of multiply-adds is")
 
 
 # --- Reading: what is not expected is refused; sizes are compared with the file before anything is allocated ---
@@ -140,13 +179,14 @@ def beside(folder: Path, name: Any, where: str) -> Path:
     return folder / name
 
 
-def tensors_of(path: Path) -> dict[str, NDArray[Any]]:
+def tensors_of(path: Path, budget: Budget) -> dict[str, NDArray[Any]]:
     """The tensors of a safetensors file, mapped, not loaded. They must fill the file without gap or overlap."""
     size = regular(path)
     need(size >= 8, f"{path.name}: too short")
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     length = int.from_bytes(raw[:8].tobytes(), "little")
-    need(length <= min(size - 8, TEXT), f"{path.name}: the header is longer than the file or than {TEXT} bytes")
+    need(length <= size - 8, f"{path.name}: the header is longer than the file")
+    budget.require(length, TEXT, f"{path.name}: the size of the header in bytes is")
     header = parse(raw[8 : 8 + length].tobytes(), path.name)
     need(isinstance(header, dict), f"{path.name}: the header is not an object")
     notes = header.pop("__metadata__", {})
@@ -214,7 +254,7 @@ def norms(rows: Array) -> Array:
     return np.asarray(np.sqrt(squares[..., 0]) * (1 + (depth / 2 + 5) * U))  # (1 + depth)/2 + 4 roundings
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def circle(order: int) -> tuple[Array, Array]:
     """cos and sin of 2πj/order within u: integers of 160 bits, π by Machin's formula, one Taylor series, rotations.
 
@@ -243,13 +283,20 @@ def circle(order: int) -> tuple[Array, Array]:
 # --- Norms of stored tensors. A kernel is (groups, n, c, kh, kw); a matrix is one group with a 1×1 kernel ---
 
 
+def phases_shape(kernel: Shape, stride: Shape) -> Shape:
+    """The shape of ``phases`` of a kernel of that shape."""
+    groups, n, c, *sides = kernel
+    sh, sw = (min(s, k) for s, k in zip(stride, sides, strict=True))  # a stride beyond k only skips pixels
+    return groups, n, c * sh * sw, -(-sides[0] // sh), -(-sides[1] // sw)
+
+
 def phases(kernel: Array, stride: Shape) -> Array:
     """Stride s on c channels is stride 1 on the c·sh·sw channels of the polyphase components."""
     if stride == (1, 1):
         return kernel
     groups, n, c, *sides = kernel.shape
-    (sh, sw) = (min(s, k) for s, k in zip(stride, sides, strict=True))  # a stride beyond k only skips pixels
-    high, wide = -(-sides[0] // sh), -(-sides[1] // sw)
+    sh, sw = (min(s, k) for s, k in zip(stride, sides, strict=True))
+    *_, high, wide = phases_shape(kernel.shape, stride)
     room = np.zeros((groups, n, c, high * sh, wide * sw))
     room[..., : sides[0], : sides[1]] = kernel
     room = room.reshape(groups, n, c, high, sh, wide, sw).transpose(0, 1, 2, 4, 6, 3, 5)
@@ -259,16 +306,17 @@ def phases(kernel: Array, stride: Shape) -> Array:
 def absolute_norm(kernel: Array) -> float:
     """‖ |K| ‖ over all inputs: a symbol with entries ≥ 0 is largest at frequency 0.
 
-    Collatz–Wielandt: a matrix M ≥ 0 has λmax(MMᵀ) ≤ max_i (MMᵀx)_i/x_i for every x > 0.
+    Collatz–Wielandt: a matrix M ≥ 0 has λmax(MMᵀ) ≤ max_i (MMᵀx)_i/x_i for every x > 0. Any x will do; power
+    iteration improves it until the bound is within 1% of a Rayleigh quotient, which λmax is at least.
     """
     matrix = np.abs(kernel).sum(axis=(3, 4))
     x, best = np.ones((*matrix.shape[:2], 1)), math.inf
-    for _ in range(50):
+    for _ in range(60):
         y = matrix @ (matrix.swapaxes(1, 2) @ x)
-        last, best = best, min(best, float((y / x).max()))
-        if not 0 < best < 0.99 * last:
+        best = min(best, float((y / x).max()))
+        if not 0 < best < math.inf or best <= 1.01 * float(((x * y).sum(axis=1) / (x * x).sum(axis=1)).max()):
             break
-        x = y / y.max() + 2.0**-30
+        x = y / np.maximum(y.max(axis=1, keepdims=True), 2.0**-900) + 2.0**-30
     return math.sqrt(best * (1 + g(sum(matrix.shape[1:]) + 2 * kernel.shape[3] * kernel.shape[4]))) * ROUND
 
 
@@ -276,7 +324,11 @@ def row_sums(kernel: Array, gamma: Array, witness: Array, stride: Shape) -> floa
     """ρ ≤ max_i γ_i Σ_j A_ij q_j/q_i, A_ij = Σ |C_ij[d]| over the lags d in the multiples of the stride.
 
     Γ^½GΓ^½ has λmax at most that of its modulus, which is similar to Γ|G|: Collatz–Wielandt with x = q.
-    A computed C_ij[d] is off by at most g_len N_i N_j, N_i ≥ ‖w_i‖.
+
+    Rounding: a computed C_ij[d] = Σ k_i[r, u] k_j[r, u + d], of ``terms`` products, is off by at most
+    g_terms Σ |k_i[r, u] k_j[r, u + d]|. The taps u and u + d belong to the same phase of the stride, and over all
+    lags each pair of taps occurs once. So these errors add up to at most g_terms Σ_r a_ir a_jr, where r stands for
+    a channel and a phase, a_ir = Σ_u |k_i[r, u]|: nothing for filters without a common channel, whatever q_j/q_i.
     """
     groups, n, _, kh, kw = kernel.shape
     kernel = kernel if gamma.all() else kernel * (gamma > 0)[..., None, None, None]  # γ_i = 0 drops neuron i
@@ -291,10 +343,13 @@ def row_sums(kernel: Array, gamma: Array, witness: Array, stride: Shape) -> floa
             if (dy, dx) != (0, 0):
                 total += overlap.swapaxes(1, 2)
                 lags += 1
-    size = norms(kernel.reshape(groups, n, -1))
-    rows = (total @ witness[..., None])[..., 0]
-    rows = rows + lags * g(math.prod(kernel.shape[2:])) * size * (size * witness).sum(axis=1, keepdims=True)
-    return float((gamma / witness * rows).max()) * (1 + g(2 * n + lags)) * ROUND
+    sizes = np.abs(phases(kernel, stride)).sum(axis=(3, 4))  # a_ir: at most kh·kw roundings
+    column, terms = witness[..., None], math.prod(kernel.shape[2:])
+    rows = total @ column + g(terms) * (sizes @ (sizes.swapaxes(1, 2) @ column))
+    # On a path to an entry of ``rows`` are at most lags + n roundings in the first term, and 2·kh·kw + n + (the
+    # number of r) + 1 in the second. ROUND makes up for the four that follow.
+    roundings = n + max(lags, 2 * kh * kw + sizes.shape[2])
+    return float((gamma / witness * rows[..., 0]).max()) * (1 + g(roundings)) * ROUND
 
 
 def top_eigenvalue(matrices: Array, goal: float) -> float:
@@ -332,7 +387,51 @@ def top_eigenvalue(matrices: Array, goal: float) -> float:
     return total
 
 
-def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> float:
+def eigenvalue_work(batch: int, n: int, m: int) -> int:
+    """Work of ``top_eigenvalue``: a Gram matrix, products with vectors, some Cholesky factors, and eigenvalues."""
+    small, large = sorted((n, m))
+    eigenvalues = 12 * small if small <= 128 else 0
+    return batch * (2**17 + small**2 * (large + 4 * small + eigenvalues + 2**10) + MOVE * small * large)
+
+
+def symbol_work(shape: Shape, frequencies: int, order: int) -> int:
+    """Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape."""
+    groups, n, c, kh, kw = shape
+    symbols = groups * n * c * (2 * kh * kw + 16 * MOVE) + 2 * MOVE * kh * kw
+    return frequencies * symbols + eigenvalue_work(frequencies * groups, 2 * n, 2 * c) + ANGLE * order
+
+
+def norm_work(shape: Shape, torus: Shape | None) -> int:
+    """Work of ``norm_squared`` at least: without finer grids."""
+    groups, n, c, kh, kw = shape
+    if kh * kw == 1:
+        return eigenvalue_work(groups, n, c)
+    if torus is not None and few_frequencies(shape, torus):
+        return symbol_work(shape, torus[0] * (torus[1] // 2 + 1), math.lcm(*torus))
+    order = coarsest(kh, kw)
+    if order > FINEST:  # there is no proof
+        return 0
+    return symbol_work(shape, (order if kh > 1 else 1) * (order // 2 + 1 if kw > 1 else 1), 4 * order)
+
+
+def row_sums_work(shape: Shape, stride: Shape) -> int:
+    groups, n, c, kh, kw = shape
+    lags = math.prod(2 * -(-k // s) - 1 for k, s in zip((kh, kw), stride, strict=True)) // 2 + 1
+    return lags * groups * n * (n * c * kh * kw + MOVE * (4 * n + 2 * c * kh * kw))
+
+
+def few_frequencies(shape: Shape, torus: Shape) -> bool:
+    """Whether a circular image has so few frequencies that the symbol is taken at each of them."""
+    groups, n, c, *_ = shape
+    return math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36
+
+
+def coarsest(kh: int, kw: int) -> int:
+    """The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel."""
+    return 2 ** max(2, (4 * max(kh, kw) - 1).bit_length())
+
+
+def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget: Budget | None = None) -> float:
     """sup ‖K̂(θ)‖² over all frequencies θ, for K within u of the kernel in each entry; ``goal`` is only a hint.
 
     With d + 1 taps on an axis, unit vectors v, w and a phase c, p = Re e^(ic − idθ/2) v*K̂w is a trigonometric
@@ -349,7 +448,7 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> floa
     power = math.frexp(biggest)[1]
     kernel, goal = np.ldexp(kernel, -power), goal * 2.0 ** (-2 * power)  # exact: entries are at least 2^-420
     groups, n, c, kh, kw = kernel.shape
-    numbers((groups, *(min(n, c) * (2 if kh * kw > 1 else 1),) * 2), "a weight")
+    spend = (budget or Budget()).spend
     taps, spread = kh * kw, norms(np.abs(kernel).sum(axis=(3, 4)).reshape(-1)) * (1 + g(kh * kw))
     blur = (1.5 * g(taps + 2) * (taps > 1) + 2 * U) * float(spread)  # rounding of products, of sines, of the kernel
 
@@ -358,12 +457,13 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> floa
         return (math.sqrt(top_eigenvalue(matrices, hint)) + blur) ** 2 / shrink * ROUND
 
     if taps == 1:
+        spend(norm_work(kernel.shape, torus))
         return proved(kernel[..., 0, 0], 1.0) * 4.0**power
-    flat, best, order = kernel.reshape(groups, n, c, taps), math.inf, 4
+    flat, best, order = kernel.reshape(groups, n, c, taps), math.inf, coarsest(kh, kw)
 
     def worst_of(frequencies: NDArray[np.int64], order: int, shrink: float) -> float:  # in units of 1/order
         worst = 0.0
-        for part in chunks(len(frequencies), max(1, BATCH // (16 * groups * n * c + 4 * taps))):
+        for part in chunks(len(frequencies), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
             angle = frequencies[part] @ grid(kh, kw).T % order  # (part, taps), exact
             real, imaginary = (flat @ table[angle].T for table in circle(order))  # (groups, n, c, part)
             matrix = np.concatenate(
@@ -376,17 +476,17 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None) -> floa
                 break
         return worst
 
-    if torus is not None and math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36:
+    if torus is not None and few_frequencies(kernel.shape, torus):
+        spend(norm_work(kernel.shape, torus))
         period = math.lcm(*torus)
         steps = np.array([period // size for size in torus])
         return worst_of(grid(torus[0], torus[1] // 2 + 1) * steps, period, 1.0) * 4.0**power
-    while order < 4 * max(kh, kw):
-        order *= 2
-    while order <= 512:
-        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in (kh, kw)) ** 2
+    while order <= FINEST:
         frequencies = grid(order if kh > 1 else 1, order // 2 + 1 if kw > 1 else 1)
         if best < math.inf and len(frequencies) * groups * min(n, c) * n * c > 2**35:
             break
+        spend(symbol_work(kernel.shape, len(frequencies), 4 * order))
+        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in (kh, kw)) ** 2
         best = min(best, worst_of(frequencies, order, shrink))
         if best <= goal or best * shrink > goal * (1 + 1e-6 if min(n, c) <= 64 else 1.5):  # no finer grid can help
             break
@@ -405,6 +505,25 @@ def chunks(count: int, size: int) -> Iterator[slice]:
 # --- Layers ---
 
 
+class Activation(NamedTuple):
+    """σ of a residual layer, with slopes in [0, 1]."""
+
+    function: Callable[[Array], Array]
+    roundings: int  # s: what is computed is σ times 1 + θ, |θ| ≤ g_s
+    at_zero: float  # at least |σ(0)|
+
+
+SMOOTH = 16  # 8 units in the last place, each of at most 2u
+ACTIVATIONS = {
+    "relu": Activation(lambda x: np.maximum(x, 0), 0, 0.0),
+    "leaky_relu": Activation(lambda x: np.where(x < 0, 0.01 * x, x), 1, 0.0),
+    "elu": Activation(lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)), x), SMOOTH, 0.0),
+    "softplus": Activation(lambda x: np.logaddexp(x, 0), SMOOTH, 0.6931471805599454),  # this is above log 2
+    "tanh": Activation(np.tanh, SMOOTH, 0.0),
+    "sigmoid": Activation(lambda x: 1 / (1 + np.exp(-x)), SMOOTH, 0.5),
+}
+
+
 @dataclass(frozen=True)
 class Rounding:
     """e(Z) of docs/certificate.md: g_{n1}(κZ + β), and for a residual layer (n2 > 0) its longer formula."""
@@ -414,19 +533,45 @@ class Rounding:
     beta: float
     n2: int = 0
     root: float = 0.0  # at least √ρ
+    start: float = 0.0  # at least the norm of Γ^½σ(0)
+    sigma: int = 0  # roundings of σ
 
     def error(self, z: Array, a: Arithmetic) -> Array:
         first = a.g(self.n1) * (self.kappa * z + self.beta)
         if not self.n2:
             return first + a.underflow
-        v = self.root * z + self.beta + first
-        inner = 2 * (1 + a.u) * self.root * (first + (1 + a.casts) * a.u * v)
-        return inner + a.g(self.n2) * (z + 2 * (1 + a.u) * self.kappa * v) + a.underflow
+        v = self.root * z + self.beta + first + self.start
+        # σ and its product with 2γ are rounded. ReLU is exact: one rounding, and the casts.
+        rounded, most = (1 + a.casts) * a.u, 1 + a.u
+        if self.sigma:
+            rounded, most = a.g(1 + self.sigma), 1 + a.g(1 + self.sigma)
+        inner = 2 * (1 + a.u) * self.root * (first + rounded * v)
+        return inner + a.g(self.n2) * (z + 2 * most * self.kappa * v) + a.underflow
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layer whose fields and shapes fit, with an estimate of its work; no entry of a tensor has been read."""
+
+    entry: dict[str, Any]
+    where: str
+    claimed: float
+    source: Shape  # of what comes in
+    shape: Shape  # of what comes out
+    room: int  # numbers it holds for one input
+    entries: int  # of its weight, which each batch may copy
+    work: int  # for one input
+    prepare: int  # work on its tensors besides the proof of its constant: copies, means, κ
+    proof: int  # work of that proof, at least
+    parts: SimpleNamespace
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as read: its constant, claimed and proved, its rounding (None: exact) and what ``run`` needs."""
+    """A layer as read: its constant, claimed and proved, its rounding (None: exact) and what ``run`` needs.
+
+    Its tensors are views of those that ``Tensors`` keeps: what a layer itself keeps does not grow with them.
+    """
 
     op: str
     name: str
@@ -442,7 +587,7 @@ class Layer:
 class Convolution:
     """Wᵀ and its adjoint W, tap by tap: y[o] = Σ_t K[t] x[so + t − p]."""
 
-    taps: Array  # (kh, kw, groups, n, c)
+    kernel: Array  # (groups, n, c, kh, kw)
     stride: Shape
     padding: Shape
     circular: bool
@@ -450,15 +595,13 @@ class Convolution:
     out: Shape  # (H', W')
 
     def windows(self) -> Iterator[tuple[Array, tuple[Any, ...]]]:
+        taps = np.ascontiguousarray(self.kernel.transpose(3, 4, 0, 1, 2))  # for this batch: fast, and not kept
         (sh, sw), (high, wide) = self.stride, self.out
-        for i, j in np.ndindex(self.taps.shape[:2]):
-            yield (
-                self.taps[i, j],
-                (..., slice(i, i + sh * (high - 1) + 1, sh), slice(j, j + sw * (wide - 1) + 1, sw)),
-            )
+        for i, j in np.ndindex(taps.shape[:2]):
+            yield taps[i, j], (..., slice(i, i + sh * (high - 1) + 1, sh), slice(j, j + sw * (wide - 1) + 1, sw))
 
     def forward(self, x: Array) -> Array:
-        batch, (groups, n, c), (ph, pw) = len(x), self.taps.shape[2:], self.padding
+        batch, (groups, n, c), (ph, pw) = len(x), self.kernel.shape[:3], self.padding
         x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), mode="wrap" if self.circular else "constant")
         x, y = x.reshape(batch, groups, c, *x.shape[2:]), np.zeros((batch, groups, n, math.prod(self.out)))
         for tap, window in self.windows():
@@ -466,7 +609,7 @@ class Convolution:
         return y.reshape(batch, groups * n, *self.out)
 
     def adjoint(self, y: Array) -> Array:
-        batch, (groups, n, c), (ph, pw) = len(y), self.taps.shape[2:], self.padding
+        batch, (groups, n, c), (ph, pw) = len(y), self.kernel.shape[:3], self.padding
         high, wide = self.image[1:]
         x = np.zeros((batch, groups, c, high + 2 * ph, wide + 2 * pw))
         y = y.reshape(batch, groups, n, -1)
@@ -543,75 +686,64 @@ def run(layer: Layer, x: Array) -> Array:  # (batch, …) in float64
         case "linear":
             return np.asarray(x @ p.weight.T + p.bias)
         case "residual_linear":
-            return np.asarray(x - (np.maximum(x @ p.weight.T + p.bias, 0) * (2 * p.gamma)) @ p.weight)
+            return np.asarray(x - (p.sigma(x @ p.weight.T + p.bias) * (2 * p.gamma)) @ p.weight)
         case "conv" | "torus":
             return np.asarray(p.conv.forward(x) + p.bias[:, None, None])
         case "residual_conv" | "residual_torus":
-            hidden = np.maximum(p.conv.forward(x) + p.bias[:, None, None], 0) * (2 * p.gamma)[:, None, None]
+            hidden = p.sigma(p.conv.forward(x) + p.bias[:, None, None]) * (2 * p.gamma)[:, None, None]
             return np.asarray(x - p.conv.adjoint(hidden))
     raise Malformed(f"unknown op {layer.op}")
 
 
-Take = Callable[..., Array]  # (name, shape or None): that tensor, of that shape, as float64
+# --- Layers, first pass: fields, shapes and work. Nothing is allocated for a tensor, whatever its header says ---
 
 
-def numbers(shape: Shape, where: str) -> int:
-    need(min(shape) > 0 and math.prod(shape) <= LIMIT, f"{where}: an empty or absurd size, {shape}")
-    return math.prod(shape)
+class Tensors:
+    """The stored tensors: their shapes, and their entries on demand, as one float64 array for all layers."""
+
+    def __init__(self, stored: dict[str, NDArray[Any]]) -> None:
+        self.stored = stored
+        self.loaded: dict[str, Array] = {}
+        self.used: set[str] = set()
+
+    def shape(self, name: Any, wanted: Shape | None, dtype: str | None = None) -> Shape:
+        """The shape of that tensor, which must be the wanted one."""
+        need(isinstance(name, str) and name in self.stored, "a layer names a tensor that does not exist")
+        tensor, label = self.stored[name], f"tensor {name[:40]!a}"
+        need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
+        need(tensor.dtype != np.uint8 and dtype in (None, tensor.dtype.str), f"{label}: has the wrong dtype")
+        self.used.add(name)
+        return tensor.shape
+
+    def take(self, name: str) -> Array:
+        """Its entries as float64."""
+        if name not in self.loaded:
+            tensor, label = self.stored[name], f"tensor {name[:40]!a}"
+            value = np.array(tensor, dtype=np.float64)
+            need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
+            if tensor.dtype != np.float32:
+                size = np.abs(value[value != 0])
+                inside = bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all())
+                need(inside, f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus")
+            self.loaded[name] = value
+        return self.loaded[name]
 
 
-def convolution(entry: dict[str, Any], shape: Shape, weight: Array, where: str) -> Convolution:
-    stride, padding = integers(entry["stride"], 1, where, [2]), integers(entry["padding"], 0, where, [2])
-    groups, mode = integer(entry["groups"], 1, where), entry["padding_mode"]
-    need(mode in ("zeros", "circular"), f"{where}: padding_mode is zeros or circular")
-    need(len(shape) == 3 and weight.ndim == 4, f"{where}: needs an image and a weight (n, c/g, kh, kw)")
-    n, c, *sides = weight.shape
-    need(n % groups == 0 and c * groups == shape[0], f"{where}: weight {weight.shape} on {shape[0]} channels")
-    need(max(sides) <= KERNEL, f"{where}: kernels have sides of at most {KERNEL}")
-    numbers((shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1]), where)
-    axes = list(zip(shape[1:], sides, padding, stride, strict=True))
-    need(all(size + 2 * p >= k for size, k, p, _ in axes), f"{where}: the kernel is larger than the image")
-    fits = all(2 * p <= k - 1 and p <= size and size % s == 0 for size, k, p, s in axes)
-    need(mode == "zeros" or fits, f"{where}: circular needs padding <= (k-1)/2 and a stride that divides the image")
-    out = tuple((size + 2 * p - k) // s + 1 for size, k, p, s in axes)
-    numbers((n, *out), where)
-    taps = np.ascontiguousarray(weight.reshape(groups, -1, c, *sides).transpose(3, 4, 0, 1, 2))
-    return Convolution(taps, stride, padding, mode == "circular", shape, out)
-
-
-def waves(entry: dict[str, Any], shape: Shape, weight: Array, take: Take, where: str) -> Torus:
-    rows, columns = (take(entry[name], None) for name in ("rows", "columns"))
-    need(len(shape) == 3 and weight.ndim == 3, f"{where}: needs an image and a weight (hw, 4n, 4m)")
-    need(rows.ndim == columns.ndim == 2, f"{where}: rows and columns must be matrices")
-    need(rows.shape[1:] + columns.shape[1:] == shape[1:], f"{where}: rows and columns are not of this image")
-    need(len(rows) % 2 == len(columns) % 2 == 0, f"{where}: rows and columns must be pairs")
-    need(max(rows.shape + columns.shape) <= WAVES, f"{where}: at most {WAVES} rows and columns")
-    need(max(np.abs(rows).max(), np.abs(columns).max()) <= 1, f"{where}: rows and columns have entries above 1")
-    blocks, n, m = weight.shape
-    fits = blocks == len(rows) * len(columns) // 4 and n % 4 == 0 and m == 4 * shape[0]
-    need(fits, f"{where}: weight {weight.shape} on an image {shape}")
-    return Torus(rows, columns, weight)
-
-
-def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
-    """One entry of ``layers`` on inputs of that shape: checked, and its constant proved."""
+def plan_layer(entry: Any, where: str, shape: Shape, tensors: Tensors, budget: Budget) -> Plan:
+    """One entry of ``layers`` on inputs of that shape: its fields and shapes."""
     need(isinstance(entry, dict) and isinstance(entry.get("op"), str), f"{where}: needs an op")
     op = entry["op"]
     need(op in FIELDS, f"{where}: unknown op {op[:30]!a}")
     where = f"{where} ({op})"
     entry = fields(entry, "op name lipschitz " + FIELDS[op], where)
     need(isinstance(entry["name"], str), f"{where}: name must be a string")
-    claimed, proved = constant(entry["lipschitz"], where), 1.0
-    p, out, room, rounding = SimpleNamespace(), shape, math.prod(shape), None
+    claimed = constant(entry["lipschitz"], where)
+    if "weight" in entry:
+        return plan_weighted(entry, where, claimed, shape, tensors, budget)
+    p, out, moves, prepare = SimpleNamespace(), shape, 4, 0  # moves: passes over the numbers of one input
     if op in ("centre", "normalize"):
-        column = (shape[0], *[1] * (len(shape) - 1))
-        mean = take(entry["mean"], shape[:1])
-        std = take(entry["std"], shape[:1]) if op == "normalize" else np.ones(shape[0])
-        need(bool((std > 0).all()), f"{where}: std must be positive")
-        p.mean, p.std = mean.reshape(column), std.reshape(column)
-        proved = above(1 / Fraction(float(std.min())))
-        offset = float(norms(mean)) * math.sqrt(math.prod(shape[1:])) * ROUND
-        rounding = Rounding(2, claimed, claimed * offset * ROUND)
+        for name in FIELDS[op].split():
+            prepare += 8 * MOVE * math.prod(tensors.shape(entry[name], shape[:1]))
     elif op == "pad_channels":
         out = (integer(entry["channels"], shape[0], where), *shape[1:])
     elif op == "pad_image":
@@ -625,16 +757,11 @@ def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
         need(divides, f"{where}: the blocks must divide an image")
         p.blocks = (shape[0], shape[1] // kh, kh, shape[2] // kw, kw)
         out = (shape[0] * kh * kw if depth else shape[0], shape[1] // kh, shape[2] // kw)
-        if not depth:
-            p.factor = constant(entry["factor"], where)
-            proved = math.sqrt(kh * kw) * p.factor * (1 - 4 * U)
-            while Fraction(proved) ** 2 < Fraction(p.factor) ** 2 * (kh * kw):
-                proved = math.nextafter(proved, math.inf)
-            rounding = Rounding(kh * kw + 2, claimed, 0.0)
+        p.factor = 1.0 if depth else constant(entry["factor"], where)
     elif op == "flatten":
         out = (math.prod(shape),)
     elif op in ("group_sort", "max_min"):
-        size = 2 if op == "max_min" else integer(entry["size"], 1, where)
+        size, moves = 2 if op == "max_min" else integer(entry["size"], 1, where), 16
         need(shape[0] % size == 0, f"{where}: {shape[0]} channels are not groups of {size}")
         p.split = (-1, shape[0] // size, size, *shape[1:])
     elif op == "take_channels":
@@ -643,84 +770,210 @@ def build(entry: Any, where: str, shape: Shape, take: Take) -> Layer:
         out = (count, *shape[1:])
     elif op == "householder":
         need(shape[0] % 2 == 0, f"{where}: {shape[0]} channels are not pairs")
-        p.split, column = (-1, shape[0] // 2, 2, *shape[1:]), (shape[0] // 2, *[1] * (len(shape) - 1))
-        vectors = [take(entry[name], (shape[0] // 2,)) for name in ("first", "second")]
+        p.split, moves = (-1, shape[0] // 2, 2, *shape[1:]), 8
+        for name in FIELDS[op].split():
+            prepare += 8 * MOVE * math.prod(tensors.shape(entry[name], (shape[0] // 2,)))
+    elif op == "scale":
+        p.factor = number(entry["factor"], where)
+        constant(abs(p.factor).hex(), where)
+    p.sizes = list(zip(shape, out, strict=False))
+    room = max(math.prod(shape), budget.numbers(out, where))
+    return Plan(entry, where, claimed, shape, out, room, 0, moves * MOVE * room, prepare, 0, p)
+
+
+def plan_weighted(
+    entry: dict[str, Any], where: str, claimed: float, shape: Shape, tensors: Tensors, budget: Budget
+) -> Plan:
+    """The layers with a weight."""
+    op, p = entry["op"], SimpleNamespace()
+    weight = tensors.shape(entry["weight"], None)
+    torus = None
+    p.stride, p.positions, p.more = (1, 1), 1, 0  # p.more: further sums on the way of a number
+    products = moved = 0  # for one input: multiply-adds, and numbers written besides
+    if op.endswith("linear"):
+        need(len(weight) == 2 and weight[1:] == shape, f"{where}: weight {weight} on an input {shape}")
+        p.kernel, hidden, room = (1, *weight, 1, 1), weight[:1], max(weight)
+        products = math.prod(weight)
+    elif op.endswith("torus"):
+        need(len(shape) == 3 and len(weight) == 3, f"{where}: needs an image and a weight (hw, 4n, 4m)")
+        (h2, high), (w2, wide) = waves = [matrix_shape(entry, name, tensors, where) for name in ("rows", "columns")]
+        need((high, wide) == shape[1:], f"{where}: rows and columns are not of this image")
+        need(h2 % 2 == w2 % 2 == 0, f"{where}: rows and columns must be pairs")
+        need(max(h2, high, w2, wide) <= WAVES, f"{where}: at most {WAVES} rows and columns")
+        fits = weight[0] == h2 * w2 // 4 and weight[1] % 4 == 0 and weight[2] == 4 * shape[0]
+        need(fits, f"{where}: weight {weight} on an image {shape}")
+        n, p.positions, p.more = weight[1] // 4, math.prod(shape[1:]), h2 + high + w2 + wide
+        room = budget.numbers((max(shape[0], n), max(h2, high), max(w2, wide)), where)
+        p.kernel, hidden = (*weight, 1, 1), (n, *shape[1:])
+        products = (shape[0] + n) * h2 * wide * (high + w2) + math.prod(weight)
+        moved = 6 * room
+    else:
+        p.place = place(entry, shape, weight, where, budget)
+        p.stride, padding, circular, _, out = p.place
+        groups, (n, c, *sides), p.positions = entry["groups"], weight, math.prod(out)
+        p.kernel, hidden = (groups, n // groups, c, *sides), (n, *out)
+        padded = (size + 2 * pad for size, pad in zip(shape[1:], padding, strict=True))
+        room = max(shape[0] * math.prod(padded), math.prod(hidden))
+        torus = tuple(map(operator.floordiv, shape[1:], p.stride)) if circular else None
+        products = p.positions * math.prod(weight)
+        moved = math.prod(sides) * p.positions * (shape[0] + n)
+    p.torus, n, residual = torus, hidden[0], op.startswith("residual")
+    split = phases_shape(p.kernel, p.stride)
+    budget.require(
+        math.prod(split), ENTRIES, f"{where}: the number of entries of its kernel, split by the stride, is"
+    )
+    groups, rows, columns, *sides = split
+    complex_symbol, gram = 4 * groups * rows * columns, groups * min(rows, columns) ** 2
+    largest = gram if math.prod(sides) == 1 else complex_symbol
+    budget.require(largest, ENTRIES, f"{where}: the number of entries of a matrix in its proof is")
+    if entry["bias"] is not None:
+        tensors.shape(entry["bias"], (n,))
+    prepare, proof = 32 * MOVE * math.prod(split), norm_work(split, torus)
+    if residual:
+        need(
+            isinstance(entry["activation"], str) and entry["activation"] in ACTIVATIONS,
+            f"{where}: activation is one of {', '.join(ACTIVATIONS)}",
+        )
+        tensors.shape(entry["gamma"], (n,))
+        if entry.get("witness") is not None:
+            tensors.shape(entry["witness"], (n,), "<f8")
+            if by_row_sums(p.kernel):
+                proof = row_sums_work(p.kernel, p.stride)
+    if op.endswith("torus"):
+        prepare += sum(eigenvalue_work(1, *wave) for wave in waves)
+    # A residual layer multiplies by Wᵀ and by W; an elementary function takes as long as eight moves.
+    work = (1 + residual) * (products + MOVE * moved) + MOVE * (8 * room + 16 * math.prod(hidden))
+    out = shape if residual else hidden
+    room = max(room, math.prod(shape), budget.numbers(hidden, where))
+    return Plan(entry, where, claimed, shape, out, room, math.prod(weight), work, prepare, proof, p)
+
+
+def matrix_shape(entry: dict[str, Any], name: str, tensors: Tensors, where: str) -> Shape:
+    shape = tensors.shape(entry[name], None)
+    need(len(shape) == 2, f"{where}: {name} must be a matrix")
+    return shape
+
+
+def place(
+    entry: dict[str, Any], shape: Shape, weight: Shape, where: str, budget: Budget
+) -> tuple[Shape, Shape, bool, Shape, Shape]:
+    """How a convolution meets its image: the fields of ``Convolution`` after the kernel."""
+    stride, padding = integers(entry["stride"], 1, where, [2]), integers(entry["padding"], 0, where, [2])
+    groups, mode = integer(entry["groups"], 1, where), entry["padding_mode"]
+    need(mode in ("zeros", "circular"), f"{where}: padding_mode is zeros or circular")
+    need(len(shape) == 3 and len(weight) == 4, f"{where}: needs an image and a weight (n, c/g, kh, kw)")
+    n, c, *sides = weight
+    need(n % groups == 0 and c * groups == shape[0], f"{where}: weight {weight} on {shape[0]} channels")
+    need(max(sides) <= KERNEL, f"{where}: kernels have sides of at most {KERNEL}")
+    budget.numbers((shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1]), where)
+    axes = list(zip(shape[1:], sides, padding, stride, strict=True))
+    need(all(size + 2 * p >= k for size, k, p, _ in axes), f"{where}: the kernel is larger than the image")
+    fits = all(2 * p <= k - 1 and p <= size and size % s == 0 for size, k, p, s in axes)
+    need(mode == "zeros" or fits, f"{where}: circular needs padding <= (k-1)/2 and a stride that divides the image")
+    out = tuple((size + 2 * p - k) // s + 1 for size, k, p, s in axes)
+    return stride, padding, mode == "circular", shape, out
+
+
+def by_row_sums(kernel: Shape) -> bool:
+    """Whether the overlaps of all pairs of filters fit into one matrix."""
+    groups, n, *_ = kernel
+    return groups * n * n <= ENTRIES
+
+
+# --- Layers, second pass: the entries of the tensors, and proofs ---
+
+
+def prove_layer(plan: Plan, tensors: Tensors, budget: Budget) -> Layer:
+    """The layer with its constant proved."""
+    entry, where, shape, claimed, p = plan.entry, plan.where, plan.source, plan.claimed, plan.parts
+    op, take = entry["op"], tensors.take
+    proved, rounding = 1.0, None
+    budget.spend(plan.prepare)
+    if op in ("centre", "normalize"):
+        mean = take(entry["mean"])
+        std = take(entry["std"]) if op == "normalize" else np.broadcast_to(1.0, shape[:1])
+        need(bool((std > 0).all()), f"{where}: std must be positive")
+        column = (shape[0], *[1] * (len(shape) - 1))
+        p.mean, p.std = mean.reshape(column), std.reshape(column) if op == "normalize" else 1.0
+        proved = above(1 / Fraction(float(std.min())))
+        offset = float(norms(mean)) * math.sqrt(math.prod(shape[1:])) * ROUND
+        rounding = Rounding(2, claimed, claimed * offset * ROUND)
+    elif op == "sum_pool":
+        kh, kw = p.blocks[2], p.blocks[4]
+        proved = math.sqrt(kh * kw) * p.factor * (1 - 4 * U)
+        while Fraction(proved) ** 2 < Fraction(p.factor) ** 2 * (kh * kw):
+            proved = math.nextafter(proved, math.inf)
+        rounding = Rounding(kh * kw + 2, claimed, 0.0)
+    elif op == "householder":
+        column = (shape[0] // 2, *[1] * (len(shape) - 1))
+        vectors = [take(entry[name]) for name in ("first", "second")]
         p.first, p.second = (half.reshape(column) for half in vectors)
         square = float((vectors[0] ** 2 + vectors[1] ** 2).max()) * (1 + 8 * U)
         proved = above(max(Fraction(1), 2 * Fraction(square) - 1))
         root = math.sqrt(square) * ROUND
         rounding = Rounding(3, root, 0.0, 5, root)  # a residual of one neuron for each pair
     elif op == "scale":
-        p.factor = number(entry["factor"], where)
-        proved = constant(abs(p.factor).hex(), where)
-        rounding = Rounding(1, claimed, 0.0)
-    elif op not in ("relu", "abs"):
-        proved, rounding, out, room = weighted(entry, where, shape, take, claimed, p)
-    p.sizes = list(zip(shape, out, strict=False))
-    return Layer(op, entry["name"], claimed, proved, out, max(room, numbers(out, where)), rounding, p)
+        proved, rounding = abs(p.factor), Rounding(1, claimed, 0.0)
+    elif plan.entries:
+        proved, rounding = prove_weighted(plan, take, budget)
+    return Layer(op, entry["name"], claimed, proved, plan.shape, plan.room, rounding, p)
 
 
-def weighted(
-    entry: dict[str, Any], where: str, shape: Shape, take: Take, claimed: float, p: SimpleNamespace
-) -> tuple[float, Rounding, Shape, int]:
-    """The layers with a weight: constant, rounding, shape of what comes out, numbers held for one input."""
-    p.weight = weight = take(entry["weight"], None)
-    n, stride, positions, torus, stretch, absolute, more = len(weight), (1, 1), 1, None, 1.0, 1.0, 0
-    hidden: Shape
-    if entry["op"].endswith("linear"):
-        need(weight.ndim == 2 and weight.shape[1:] == shape, f"{where}: weight {weight.shape} on an input {shape}")
-        kernel, hidden, room = weight[None, :, :, None, None], (n,), max(weight.shape)
-    elif entry["op"].endswith("torus"):
-        p.conv = waves(entry, shape, weight, take, where)
-        kernel, n, positions = weight[..., None, None], weight.shape[1] // 4, math.prod(shape[1:])
-        most = max(shape[0], n) * max(len(p.conv.rows), shape[1]) * max(len(p.conv.columns), shape[2])
-        hidden, room = (n, *shape[1:]), numbers((most,), where)
+def prove_weighted(plan: Plan, take: Callable[[str], Array], budget: Budget) -> tuple[float, Rounding]:
+    """The constant and the rounding of a layer with a weight."""
+    entry, where, claimed, p = plan.entry, plan.where, plan.claimed, plan.parts
+    op, torus, stride, stretch, absolute = entry["op"], p.torus, p.stride, 1.0, 1.0
+    p.weight = take(entry["weight"])
+    kernel = p.weight.reshape(p.kernel)
+    n = len(p.weight)
+    if op.endswith("torus"):
+        rows, columns = (take(entry[name]) for name in ("rows", "columns"))
+        largest = max(float(np.abs(part).max()) for part in (rows, columns))
+        need(largest <= 1, f"{where}: rows and columns have entries above 1")
+        p.conv, n = Torus(rows, columns, p.weight), p.kernel[1] // 4
         stretch, absolute = p.conv.stretch(), p.conv.absolute()
         need(1 / MODULUS <= stretch <= MODULUS, f"{where}: rows and columns must have a norm within 2^-50 and 2^50")
-        more = sum(p.conv.rows.shape + p.conv.columns.shape)
-    else:
-        p.conv = convolution(entry, shape, weight, where)
-        kernel, stride, positions = p.conv.taps.transpose(2, 3, 4, 0, 1), p.conv.stride, math.prod(p.conv.out)
-        hidden = (n, *p.conv.out)
-        padded = (size + 2 * pad for size, pad in zip(shape[1:], p.conv.padding, strict=True))
-        room = max(shape[0] * math.prod(padded), math.prod(hidden))
-        torus = tuple(map(operator.floordiv, shape[1:], stride)) if p.conv.circular else None
+    elif op.endswith("conv"):
+        p.conv = Convolution(kernel, *p.place)
     area = kernel.shape[3] * kernel.shape[4]
-    p.bias = np.zeros(n) if entry["bias"] is None else take(entry["bias"], (n,))
-    spread = math.sqrt(positions) * ROUND
-    if not entry["op"].startswith("residual"):
+    p.bias = np.broadcast_to(0.0, (n,)) if entry["bias"] is None else take(entry["bias"])
+    spread = math.sqrt(p.positions) * ROUND
+    if not op.startswith("residual"):
         split = phases(kernel, stride)
-        norm = math.sqrt(norm_squared(split, (claimed / stretch) ** 2, torus))
+        norm = math.sqrt(norm_squared(split, (claimed / stretch) ** 2, torus, budget))
         proved = norm if stretch == 1 else norm * stretch * ROUND
         kappa = absolute_norm(split) * absolute * ROUND
-        rounding = Rounding(kernel.shape[2] * area + more + 1, kappa, float(norms(p.bias)) * spread)
-        return math.nextafter(proved, math.inf) if proved else 0.0, rounding, hidden, room
-    need(entry["activation"] == "relu", f"{where}: activation is relu")
-    p.gamma = take(entry["gamma"], (n,))
+        rounding = Rounding(kernel.shape[2] * area + p.more + 1, kappa, float(norms(p.bias)) * spread)
+        return math.nextafter(proved, math.inf) if proved else 0.0, rounding
+    p.gamma, sigma = take(entry["gamma"]), ACTIVATIONS[entry["activation"]]
+    p.sigma = sigma.function
     need(bool((p.gamma >= 0).all()), f"{where}: gamma must not be negative")
-    witness = None if entry.get("witness") is None else take(entry["witness"], (n,), "<f8")
+    witness = None if entry.get("witness") is None else take(entry["witness"])
     need(witness is None or bool((witness > 0).all()), f"{where}: the witness must be positive")
     heads, goal, rho = kernel.shape[:2], (1 + claimed) / 2, math.inf
     root = np.sqrt(p.gamma) * (1 + 2.0**-51)  # at least √γ
-    each = np.tile(root, (len(weight), 4)) if entry["op"].endswith("torus") else root.reshape(heads)
+    each = np.tile(root, (len(kernel), 4)) if op.endswith("torus") else root.reshape(heads)
     split = phases(kernel * each[..., None, None, None], stride)  # within u of what it stands for
-    if witness is not None and math.prod(heads) * heads[1] <= LIMIT:
+    if witness is not None and by_row_sums(p.kernel):
+        budget.spend(row_sums_work(p.kernel, stride))
         rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
     # Inputs that one tap reads, the same for all filters: their part of the Gram matrix, a sum over inputs, is the
     # same at every frequency.
     single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(axis=0)
     if not rho <= goal and torus is None and single.any() and area > 1:
-        still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal)
-        rest = 0.0 if single.all() else norm_squared(split[:, :, ~single], max(goal - still, 0.0))
+        still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal, None, budget)
+        rest = 0.0
+        if not single.all():
+            rest = norm_squared(split[:, :, ~single], max(goal - still, 0.0), None, budget)
         rho = min(rho, (still + rest) * ROUND)
     if not rho <= goal:
-        found = norm_squared(split, goal / stretch**2, torus)
+        found = norm_squared(split, goal / stretch**2, torus, budget)
         rho = min(rho, found if stretch == 1 else found * stretch**2 * ROUND)
     proved = above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf
-    fans = kernel.shape[2] * area + more + 1, kernel.shape[1] * area + more + 3
+    fans = kernel.shape[2] * area + p.more + 1, kernel.shape[1] * area + p.more + 3
     beta, kappa = float(norms(root * p.bias)) * spread, absolute_norm(split) * absolute * ROUND
-    rounding = Rounding(fans[0], kappa, beta, fans[1], math.sqrt(rho) * ROUND)
-    return proved, rounding, shape, room
+    start = sigma.at_zero * float(norms(root)) * spread * ROUND
+    return proved, Rounding(fans[0], kappa, beta, fans[1], math.sqrt(rho) * ROUND, start, sigma.roundings)
 
 
 # --- Inputs ---
@@ -750,7 +1003,13 @@ class Network:
     head: Layer | None
     lipschitz: float  # of the body, as claimed
     outputs: int
+    budget: Budget
     distances: dict[int, Array] = field(default_factory=dict)
+
+    @functools.cached_property
+    def sizes(self) -> Array:
+        """At least ‖w_j‖ for the rows of the head."""
+        return np.ones(self.outputs) if self.head is None else norms(self.head.parts.weight)
 
     def logits(self, x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
         x, err, z = forward(self.body, x, radius, a)
@@ -761,9 +1020,8 @@ class Network:
         if self.head is None:
             return np.ones((len(err), self.outputs)), np.repeat(err[:, None], self.outputs, axis=1)
         weight, bias = self.head.parts.weight, self.head.parts.bias
-        size = norms(weight)
-        own = a.g(weight.shape[1] + 1) * (size * z[:, None] + np.abs(bias)) + a.underflow
-        return np.broadcast_to(size, own.shape), (size * err[:, None] + own) * ROUND
+        own = a.g(weight.shape[1] + 1) * (self.sizes * z[:, None] + np.abs(bias)) + a.underflow
+        return np.broadcast_to(self.sizes, own.shape), (self.sizes * err[:, None] + own) * ROUND
 
     def pairs(self, label: int, err: Array, z: Array) -> tuple[Array, Array]:
         """For the logit of the label minus each other: its constant, and a bound of its error in float64."""
@@ -771,7 +1029,7 @@ class Network:
             root = np.full((len(err), self.outputs), math.sqrt(2))  # this float is larger than √2
             return root, root * err[:, None] * ROUND
         if label not in self.distances:
-            if len(self.distances) * self.outputs > BATCH:
+            if len(self.distances) * self.outputs > ROOM:
                 self.distances.clear()
             self.distances[label] = norms(self.head.parts.weight[label] - self.head.parts.weight)
         _, own = self.single(0 * err, z, FLOAT64)
@@ -791,13 +1049,19 @@ class Network:
             mine, theirs = np.broadcast_to(f[:, label, None], e.shape), np.delete(f, label, axis=1)
         have = np.nextafter(np.nextafter(mine - theirs, -np.inf) - 2 * e, -np.inf)
         want = np.nextafter(np.nextafter(self.lipschitz * k, np.inf) * radius[:, None], np.inf)
-        good = np.asarray(((have > 0) & (have >= want)).all(axis=1))
+        fine = (have > 0) & (have >= want)
+        good = np.asarray(fine.all(axis=1))
         finite = np.isfinite(mine).all(axis=1) & np.isfinite(theirs).all(axis=1) & np.isfinite(e).all(axis=1)
-        for i in np.flatnonzero(~good & finite):  # once more, without rounding
-            move = Fraction(self.lipschitz) * Fraction(radius[i])
-            rows = [map(Fraction, row) for row in zip(mine[i], theirs[i], e[i], k[i], strict=True)]
-            good[i] = all((left := a - b - 2 * c) > 0 and left >= move * d for a, b, c, d in rows)
+        for i in np.flatnonzero(~good & finite):  # once more, without rounding, for the rivals that are left
+            rows = ((mine[i, j], theirs[i, j], e[i, j], k[i, j]) for j in np.flatnonzero(~fine[i]))
+            good[i] = all(self.holds_exactly(radius[i], *row) for row in rows)
         return good, (have - want).min(axis=1)
+
+    def holds_exactly(self, radius: float, mine: float, theirs: float, error: float, k: float) -> bool:
+        """The same inequality for one rival, in rational numbers."""
+        self.budget.spend(EXACT)
+        left = Fraction(mine) - Fraction(theirs) - 2 * Fraction(error)
+        return left > 0 and left >= Fraction(self.lipschitz) * Fraction(radius) * Fraction(k)
 
 
 # --- The certificate ---
@@ -807,6 +1071,7 @@ class Network:
 class Certificate:
     """What the three files say, read but not believed."""
 
+    assumes: list[Any]
     shape: Shape
     weights: dict[str, NDArray[Any]]
     hashes: dict[str, Any]
@@ -835,19 +1100,22 @@ class Report:
     alarms: tuple[str, ...]  # heuristic, no verdict
     constants: tuple[tuple[str, str, float, float], ...]  # name, op, claimed, proved
     lipschitz: float
+    assumes: tuple[str, ...]  # of the platform's elementary functions
     verified: int
     claims: int
     slack: float  # smallest margin − 2E − L·K·r of a claim
     lines: tuple[str, ...]  # a table for people
 
 
-def read(path: Path) -> Certificate:
-    need(regular(path) <= TEXT, f"more than {TEXT} bytes of JSON")
+def read(path: Path, budget: Budget | None = None) -> Certificate:
+    budget = budget or Budget()
+    budget.require(regular(path), TEXT, "certificate: its size in bytes is")
     c = fields(parse(path.read_bytes(), "certificate"), TOP, "certificate")
     for key, value in (("format", "lipcert-certificate-1"), ("norm", "L2"), ("arithmetic", "float64")):
         need(c[key] == value, f"{key}: only {value} is known")
-    shape = integers(c["input_shape"], 1, "input_shape", [1, 3])
-    numbers(shape, "input_shape")
+    shape, layers = integers(c["input_shape"], 1, "input_shape", [1, 3]), items(c["layers"], "layers")
+    budget.numbers(shape, "input_shape")
+    budget.require(len(layers), LAYERS, "layers: their number is")
     source = fields(c["inputs"], "file tensor sha256 divide_by count about", "inputs")
     count, divide = integer(source["count"], 1, "inputs"), source["divide_by"] is not None
     need(not divide or integer(source["divide_by"], 1, "inputs") == 255, "divide_by: 255 or null")
@@ -859,17 +1127,32 @@ def read(path: Path) -> Certificate:
     answers = [[number(v, "probe") for v in items(row, "probe")] for row in items(probe["logits"], "probe")]
     need(len(asked) == len(answers) and max(asked, default=0) < count, "probe: needs a row for each index")
 
-    weights = tensors_of(beside(path.parent, c["weights"], "weights"))
+    weights = tensors_of(beside(path.parent, c["weights"], "weights"), budget)
     need(isinstance(c["tensors"], dict) and set(c["tensors"]) == set(weights), "tensors: not those of the file")
-    data = tensors_of(beside(path.parent, source["file"], "inputs"))
+    for name, tensor in weights.items():
+        budget.require(tensor.size, ENTRIES, f"tensor {name[:40]!a}: its number of entries is")
+    budget.require(
+        sum(tensor.size for tensor in weights.values()), TOTAL, "tensors: the number of all their entries is"
+    )
+    data = tensors_of(beside(path.parent, source["file"], "inputs"), budget)
     need(set(data) == {source["tensor"]}, "inputs: the file must hold that tensor alone")
     images = data[source["tensor"]]
     need(images.shape == (count, *shape), f"inputs: the tensor has shape {images.shape}, not {(count, *shape)}")
     need(images.dtype == np.uint8 or (images.dtype == np.float32 and not divide), "inputs: wrong dtype")
     lipschitz = constant(c["lipschitz"], "lipschitz")
     return Certificate(
-        *(shape, weights, c["tensors"], items(c["layers"], "layers"), lipschitz, images, source["sha256"], divide),
-        *(claims, asked, answers),
+        assumes=items(c["assumes"], "assumes"),
+        shape=shape,
+        weights=weights,
+        hashes=c["tensors"],
+        layers=layers,
+        lipschitz=lipschitz,
+        images=images,
+        images_hash=source["sha256"],
+        divide=divide,
+        claims=claims,
+        asked=asked,
+        answers=answers,
     )
 
 
@@ -885,33 +1168,54 @@ def claim(row: Any, count: int) -> tuple[int, int, float]:
     return index, label, radius
 
 
-def build_all(c: Certificate) -> list[Layer]:
-    used: set[str] = set()
-
-    def take(name: Any, wanted: Shape | None, dtype: str | None = None) -> Array:
-        need(isinstance(name, str) and name in c.weights, "a layer names a tensor that does not exist")
-        tensor, label = c.weights[name], f"tensor {name[:40]!a}"
-        need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
-        need(tensor.dtype != np.uint8 and dtype in (None, tensor.dtype.str), f"{label}: has the wrong dtype")
-        used.add(name)
-        value = np.array(tensor, dtype=np.float64)
-        need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
-        if tensor.dtype != np.float32:
-            size = np.abs(value[value != 0])
-            inside = bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all())
-            need(inside, f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus")
-        return value
-
-    layers: list[Layer] = []
+def plan_all(c: Certificate, tensors: Tensors, budget: Budget) -> list[Plan]:
+    """All layers, first pass."""
+    plans: list[Plan] = []
     shape = c.shape
     for i, entry in enumerate(c.layers):
-        layers.append(build(entry, f"layer {i}", shape, take))
-        shape = layers[-1].shape
-    need(len(layers) > 0 and len(shape) == 1, "layers: must end in a vector of logits")
-    need(used == set(c.weights), "tensors: some are used by no layer")
+        plans.append(plan_layer(entry, f"layer {i}", shape, tensors, budget))
+        shape = plans[-1].shape
+    need(len(plans) > 0 and len(shape) == 1, "layers: must end in a vector of logits")
+    need(tensors.used == set(c.weights), "tensors: some are used by no layer")
     need(all(len(row) == shape[0] for row in c.answers), f"probe: needs {shape[0]} logits in each row")
     need(all(label < max(2, shape[0]) for _, label, _ in c.claims), "claims: a label is no class")
-    return layers
+    activations = {plan.entry["activation"] for plan in plans if "activation" in plan.entry}
+    smooth = sorted(name for name in activations if ACTIVATIONS[name].roundings == SMOOTH)
+    expected = [f"{name} within 8 ulp" for name in smooth]
+    need(c.assumes == expected, f"assumes: must be {expected} for these layers")
+    return plans
+
+
+def batch_size(layers: Sequence[Plan] | Sequence[Layer]) -> int:
+    return max(1, min(1024, ROOM // max(layer.room for layer in layers)))
+
+
+def other_work(c: Certificate, plans: Sequence[Plan]) -> int:
+    """Everything but the proofs: hashes, reading, forward passes and margins."""
+    entries, size, outputs = sum(t.size for t in c.weights.values()), batch_size(plans), plans[-1].shape[0]
+    work = HASH * (c.images.nbytes + sum(t.nbytes for t in c.weights.values())) + 8 * MOVE * entries
+    claims, inputs = len(c.claims), len(c.claims) + len(c.asked)
+    batches = -(-claims // size) - (-len(c.asked) // size)
+    work += inputs * (sum(plan.work for plan in plans) + 4 * MOVE * math.prod(c.shape))
+    work += batches * sum(CALL + MOVE * plan.entries for plan in plans)
+    work += claims * (CALL + 16 * MOVE * outputs)
+    # Distances of the rows of the head from that of each label, kept as long as there is room for them.
+    labels = len({label for _, label, _ in c.claims})
+    return work + 4 * MOVE * plans[-1].entries * (labels if labels * outputs <= ROOM else claims)
+
+
+def build_all(c: Certificate, budget: Budget | None = None) -> list[Layer]:
+    """The layers, planned and proved."""
+    budget, tensors = budget or Budget(), Tensors(c.weights)
+    return [prove_layer(plan, tensors, budget) for plan in plan_all(c, tensors, budget)]
+
+
+def require_finite(c: Certificate) -> None:
+    """An input with a NaN or an infinity is close to nothing: no claim or probe can be about it."""
+    used = sorted({index for index, _, _ in c.claims} | set(c.asked)) if c.images.dtype != np.uint8 else []
+    for part in chunks(len(used), max(1, ROOM // math.prod(c.shape))):
+        finite = np.isfinite(c.images[used[part]]).reshape(len(used[part]), -1).all(axis=1)
+        need(bool(finite.all()), f"inputs: input {used[part][int(finite.argmin())]} has a NaN or an infinity")
 
 
 def verify_claims(network: Network, c: Certificate, size: int) -> tuple[list[int], float]:
@@ -940,20 +1244,30 @@ def verify_probe(network: Network, c: Certificate, size: int) -> tuple[bool, flo
     return good, worst
 
 
-def verify(c: Certificate) -> Report:
+def verify(c: Certificate, budget: Budget) -> Report:
+    # Fields, shapes and the work to come, before anything is hashed, converted or proved.
+    tensors = Tensors(c.weights)
+    plans = plan_all(c, tensors, budget)
+    budget.spend(other_work(c, plans), sum(plan.prepare + plan.proof for plan in plans))
     refuted = [
         f"tensor {name[:40]!a}: wrong sha256" for name, t in c.weights.items() if digest(t) != c.hashes[name]
     ]
     refuted += ["inputs: wrong sha256"] if digest(c.images) != c.images_hash else []
-    layers = [] if refuted else build_all(c)
+    if not refuted:
+        require_finite(c)
+    layers = [] if refuted else [prove_layer(plan, tensors, budget) for plan in plans]
     for i, layer in enumerate(layers):
         if not layer.proved <= layer.claimed:
             refuted.append(f"layer {i} ({layer.op}): claims {layer.claimed:.17g}, proved is {layer.proved:.17g}")
     head = layers[-1] if layers and layers[-1].op == "linear" else None
     body = tuple(layers if head is None else layers[:-1])
-    product = math.prod((Fraction(layer.claimed) for layer in body), start=Fraction(1))
-    if product > Fraction(c.lipschitz):
-        refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the product is {above(product):.17g}")
+    # The product as a quotient of integers: Fraction would look for common divisors of ever longer numbers.
+    ratios = [layer.claimed.as_integer_ratio() for layer in body]
+    numerator, denominator = math.prod(r[0] for r in ratios), math.prod(r[1] for r in ratios)
+    claimed = c.lipschitz.as_integer_ratio()
+    if numerator * claimed[1] > claimed[0] * denominator:
+        product = above(Fraction(numerator, denominator))
+        refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the product is {product:.17g}")
 
     lines = [f"{'layer':>5}  {'op':<16} {'claimed L':>13} {'proved L':>13}  name"]
     for i, layer in enumerate(layers):
@@ -963,8 +1277,7 @@ def verify(c: Certificate) -> Report:
     alarms: list[str] = []
     verified, slack = 0, math.nan
     if not refuted:  # an error bound needs true constants
-        network = Network(body, head, c.lipschitz, layers[-1].shape[0])
-        size = max(1, min(1024, BATCH // max(layer.room for layer in layers)))
+        network, size = Network(body, head, c.lipschitz, layers[-1].shape[0], budget), batch_size(layers)
         bad, slack = verify_claims(network, c, size)
         verified = len(c.claims) - len(bad)
         refuted += [f"claims: {len(bad)} cannot be proved, of the inputs {str(bad[:10])[1:-1]}"] if bad else []
@@ -975,19 +1288,29 @@ def verify(c: Certificate) -> Report:
         lines.append(f"claims verified: {verified} of {len(c.claims)}, smallest slack {slack:.3g}")
         lines.append(f"probe: {len(c.asked)} inputs, largest difference {worst:.1e}")
     lines += [f"alarm: {text}" for text in alarms]
+    if c.assumes:
+        functions = "functions" if len(c.assumes) > 1 else "function"
+        rest = f"the platform's elementary {functions}; everything else is verified"
+        lines.append(f"assumed: {', '.join(c.assumes)} ({rest})")
     lines.append("REFUTED" if refuted else "everything holds")
     constants = tuple((layer.name, layer.op, layer.claimed, layer.proved) for layer in layers)
-    found = (tuple(refuted), tuple(alarms), constants, c.lipschitz, verified, len(c.claims), slack, tuple(lines))
-    return Report(not refuted, *found)
+    found = (tuple(refuted), tuple(alarms), constants, c.lipschitz, tuple(c.assumes), verified, len(c.claims))
+    return Report(not refuted, *found, slack, tuple(lines))
 
 
-def check(path: str | Path) -> Report:
-    """Verify the certificate at ``path``. Raises ``Malformed`` for what is no certificate, and nothing else."""
+def check(path: str | Path, allow: int = 1) -> Report:
+    """Verify the certificate at ``path``. Raises ``Malformed`` for what is no certificate, and nothing else.
+
+    It may cost ``allow`` times the memory and the work of the limits above.
+    """
+    budget = Budget(allow)
     try:
         with np.errstate(all="ignore"):
-            return verify(read(Path(path)))
-    except (OSError, MemoryError) as error:
+            return verify(read(Path(path), budget), budget)
+    except OSError as error:
         raise Malformed(f"cannot be read: {type(error).__name__}") from None
+    except MemoryError:
+        raise Malformed("there is not enough memory to check it") from None
 
 
 def plain(value: Any) -> Any:
@@ -999,6 +1322,12 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def positive(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"needs a positive integer, got {text!a}")
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="check.py", description="Verify a certificate of lipcert with numpy alone."
@@ -1006,9 +1335,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("certificate", help="path of certificate.json")
     parser.add_argument("--quiet", action="store_true", help="print nothing unless something is wrong")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON instead of lines")
+    parser.add_argument(
+        "--allow", type=positive, default=1, metavar="N", help="allow N times the default memory and work"
+    )
     args = parser.parse_args(argv)
     try:
-        report = check(args.certificate)
+        report = check(args.certificate, args.allow)
     except Malformed as error:
         print(f"malformed: {error}", file=sys.stderr)
         return 2

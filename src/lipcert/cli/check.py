@@ -17,9 +17,13 @@ class Check:
     """A certificate.json with its two tensor files beside it, or a run folder that holds them."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
+    allow: int = 1
+    """Allow this many times the default memory and work."""
 
     def run(self) -> int:
         from lipcert.check import main
 
+        if self.allow < 1:
+            raise ValueError(f"--allow must be at least 1, got {self.allow}.")
         path = self.certificate / "certificate.json" if self.certificate.is_dir() else self.certificate
-        return main([str(path), *(["--json"] if self.json else [])])
+        return main([str(path), "--allow", str(self.allow), *(["--json"] if self.json else [])])
