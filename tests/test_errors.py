@@ -334,5 +334,5 @@ def test_an_unsymmetric_matrix_is_not_positive():
 def test_a_constant_that_is_no_number_is_refused():
     scale = lc.Scale(2.0)
     vars(scale)["factor"] = float("nan")
-    with pytest.raises(lc.NotCertified, match="must be finite"):
+    with pytest.raises(lc.NotCertified, match="nan"):
         lc.lipschitz_bound(scale)

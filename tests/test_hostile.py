@@ -8,6 +8,8 @@ import copy
 import math
 import subprocess
 import sys
+import threading
+import warnings
 from fractions import Fraction
 
 import pytest
@@ -608,3 +610,253 @@ def test_inputs_beyond_every_bound_are_counted_aloud():
     network = nn.Sequential(nn.Linear(2, 2, dtype=torch.float64))
     with pytest.warns(UserWarning, match="1 of 2"):
         lc.certify(network, torch.tensor([[1.0, 2.0], [1e200, 0.0]], dtype=torch.float64))
+
+
+# --- What a second review found: layers, freeze, audit, the filter (docs/hostile.md, U1 to U9 and the rest) ---
+
+
+def assigned_bound(kind, *arguments):
+    layer = kind(*arguments, bias=False)
+    layer.bound = lc.bounds.Orthogonal()
+    nn.init.constant_(layer.weight, 3.0)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: assigned_bound(lc.AffineConv2d, 2, 2, 1),
+        lambda: assigned_bound(lc.ResidualConv2d, 2, 2, 1),
+        lambda: assigned_bound(lc.GeneralConv2d, 2, 2, 2, 1),
+    ],
+)
+def test_a_dense_bound_assigned_to_a_convolution_is_refused(make):
+    with pytest.raises(lc.NotCertified, match="dense"):
+        make().lipschitz_bound()
+    with pytest.raises(lc.NotCertified, match="dense"):
+        make()(torch.rand(1, 2, 3, 3))
+
+
+def test_a_bound_of_another_size_is_refused():
+    layer = lc.ResidualLinear(4, 4, bound="sll")
+    layer.bound = lc.bounds.SLL(1)
+    with pytest.raises((lc.NotCertified, ValueError, RuntimeError)):
+        layer.lipschitz_bound()
+
+
+@pytest.mark.parametrize("block", [-1, 0, 1.5])
+def test_blocks_of_the_filter_are_positive(block):
+    with pytest.raises(ValueError, match="block"):
+        lc.FilteredClassifier(nn.Linear(2, 2), (2,), block=block)
+
+
+def small_head():
+    head = lc.NormalizedHead(2, 2, bias=False)
+    head.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1e-11]]))
+    return head
+
+
+def small_column():
+    layer = lc.ResidualLinear(2, 2, bound="aol")
+    layer.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 3e-9]]))
+    layer.bias.data.zero_()
+    return layer
+
+
+def small_weight(make):
+    layer = make()
+    with torch.no_grad():
+        layer.weight.mul_(1e-12)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_head,
+        small_column,
+        lambda: small_weight(lambda: lc.AffineLinear(2, 3)),
+        lambda: small_weight(lambda: lc.ResidualLinear(2, 3)),
+        lambda: small_weight(lambda: lc.OrthogonalLinear(2, 2, method="bjorck")),
+        lambda: small_weight(lambda: lc.GeneralLinear(2, 2, 2)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_freeze_drops_the_neurons_that_the_layer_drops(make, dtype):
+    """What counts as zero is decided in the precision that the layer runs in, not in that of freeze."""
+    torch.manual_seed(0)
+    layer = make().to(dtype).eval()
+    x = torch.tensor([[1.0, 3.0], [-2.0, 0.5]], dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(lc.freeze(layer)(x.float()).to(dtype), layer(x), rtol=1e-4, atol=1e-4)
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Shifted(nn.Module):
+    """The identity, with a rounding error of 2⁻⁹."""
+
+    def forward(self, x):
+        return (x + 2.0**43) - 2.0**43
+
+
+def test_unknown_rounding_refutes_nothing():
+    lc.register_rule(Same, 1.0)
+    lc.register_rule(Shifted, 1.0)
+    network = nn.Sequential(lc.Centre([2.0**46] * 3), Same(), lc.Centre([-(2.0**46)] * 3)).double()
+    report = lc.audit(network, (3,))
+    assert report.lower <= report.lipschitz
+    assert lc.audit(Shifted(), (3,)).ok
+    lc.certify(nn.Sequential(Shifted(), lc.NormalizedHead(3, 2)), torch.rand(2, 3), arithmetic="real")
+    assert not lc.audit(nn.Sequential(Liar()), (3,)).ok
+
+
+def test_a_bias_that_the_layer_was_built_without_is_refused():
+    for layer in (
+        lc.OrthogonalConv2d(1, 1, 3, image_size=3, bias=False),
+        lc.OrthogonalResidualConv2d(1, 1, 3, image_size=3, bias=False),
+        lc.AffineLinear(2, 2, bias=False),
+    ):
+        layer.bias = nn.Parameter(torch.zeros(4))
+        with pytest.raises(lc.NotCertified, match="bias"):
+            layer.lipschitz_bound()
+
+
+def by_deleting(layer):
+    del layer.padding, layer.padding_mode
+    layer.padding, layer.padding_mode = (3, 3), "circular"
+
+
+def by_state(layer):
+    layer.__setstate__({**layer.__dict__, "padding": (3, 3), "padding_mode": "circular"})
+
+
+def by_parametrizing(layer):
+    nn.utils.parametrizations.weight_norm(layer)
+    layer.padding, layer.padding_mode = (3, 3), "circular"
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        by_deleting,
+        by_state,
+        by_parametrizing,
+        lambda layer: vars(layer).update(padding=(3, 3), padding_mode="circular"),
+    ],
+)
+def test_there_is_no_way_around_fixed_settings(change):
+    layer = lc.AffineConv2d(1, 1, 3, padding=1, bias=False)
+    nn.init.ones_(layer.weight)
+    try:
+        change(layer)
+        bound = layer.lipschitz_bound()
+    except (lc.NotCertified, AttributeError):
+        return
+    raise AssertionError(bound)
+
+
+def test_tensors_that_are_plain_attributes_are_refused():
+    linear, head = nn.Linear(4, 4), lc.NormalizedHead(4, 3)
+    for layer in (linear, head):
+        weight = layer.weight.detach() * math.nan
+        del layer.weight
+        layer.weight = weight
+    for claim in (lambda: lc.audit(linear, (4,)), lambda: lc.freeze(linear), head.lipschitz_bound):
+        with pytest.raises(lc.NotCertified):
+            claim()
+
+
+class Callable5:
+    def __call__(self, x):
+        return 5 * x
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [Callable5(), staticmethod(lambda x: 5 * x), property(lambda self: lambda x: 5 * x), nn.SiLU.forward],
+)
+def test_whatever_replaces_a_method_of_a_class_is_refused(replacement, monkeypatch):
+    monkeypatch.setattr(nn.ReLU, "forward", replacement)
+    with pytest.raises((lc.NotCertified, ValueError)):
+        lc.audit(nn.ReLU(), (4,))
+
+
+def test_complex_tensors_are_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = lc.AffineLinear(2, 2).to(torch.complex64)
+    for claim in (lambda: lc.freeze(layer), layer.lipschitz_bound, lambda: lc.audit(layer, (2,))):
+        with pytest.raises(lc.NotCertified, match="complex"):
+            claim()
+
+
+def test_inference_mode_and_odd_arguments():
+    with torch.inference_mode():
+        network = nn.Sequential(lc.ResidualLinear(3, 3), nn.Linear(3, 2))
+        assert lc.audit(network, (3,)).ok
+        lc.certify(network, torch.rand(2, 3))
+    assert lc.lipschitz_bound(network[0]) == 1.0
+    assert lc.audit(network, (3,)).ok
+    assert lc.audit(network, torch.rand(2, 3).numpy().shape[1:]).ok
+    for claim in (
+        lambda: lc.audit(network, 3),
+        lambda: lc.audit(network, None),
+        lambda: lc.FilteredClassifier(network, 3),
+        lambda: lc.FilteredClassifier(network, (3,))([[1.0, 2.0, 3.0]]),
+        lambda: lc.certify(network, [[1.0, 2.0, 3.0]]),
+        lambda: lc.output_interval(network, [[1.0]], 0.1),
+        lambda: lc.audit(nn.Flatten(0), (1,)),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            claim()
+    for layer, name in ((lc.Normalize([0.0], [1.0]), "std"), (nn.Linear(1, 1), "weight")):
+        setattr(layer, name, None)
+        with pytest.raises(ValueError, match=r"\w"):
+            lc.audit(layer, (1,))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: linear([1e300]),
+        lambda: lc.Centre(torch.tensor([1e300], dtype=torch.float64)),
+        lambda: lc.Normalize([0.0], torch.tensor([1e-60], dtype=torch.float64)),
+    ],
+)
+def test_numbers_beyond_float32_are_not_frozen(make):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = make()
+    finally:
+        torch.set_default_dtype(before)
+    with pytest.raises(lc.NotCertified, match="float32"):
+        lc.freeze(module)
+
+
+def test_threads_that_freeze_together_leave_the_network_as_it_was():
+    network = nn.Sequential(lc.ResidualLinear(40, 40), lc.ResidualLinear(40, 40)).train()
+    threads = [threading.Thread(target=lc.freeze, args=(network,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(module.training for module in network.modules())
+
+
+@pytest.mark.parametrize("make", [lambda: lc.ResidualLinear(3, 4), lambda: lc.ResidualConv2d(2, 3)])
+def test_vmap_over_inputs(make):
+    layer = make()
+    x = torch.rand(5, 3) if isinstance(layer, lc.ResidualLinear) else torch.rand(5, 2, 4, 4)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+
+
+def test_a_frozen_network_in_half_precision_is_still_proved():
+    layer = lc.ResidualLinear(4, 4)
+    nn.init.normal_(layer.bound.log_q, std=20.0)
+    assert lc.audit(lc.freeze(layer).half(), (4,)).layers[0].verdict == "PROVED"

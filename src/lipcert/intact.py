@@ -2,11 +2,13 @@
 
 A proof reads the source of a class and the numbers of its tensors. Hooks, replaced methods, tensor subclasses with
 their own products, and settings or shapes that change after construction make the module compute something else:
-each raises ``NotCertified``. Patches of torch's functions themselves (``torch.nn.functional``) are not looked for.
+each raises ``NotCertified``. Patches of torch's functions themselves (``torch.nn.functional``) are not looked for,
+nor is what a compiler backend of your own computes.
 """
 
 from __future__ import annotations
 
+import abc
 import sys
 from types import FunctionType, MethodType
 from typing import Any
@@ -18,45 +20,73 @@ from torch.nn.modules import module as torch_module
 from lipcert.errors import NotCertified
 
 
-class Fixed(nn.Module):
-    """A module whose plain settings cannot be changed once they are set, and which notes the shapes of its tensors.
+class _Sealing(abc.ABCMeta):
+    """Notes the settings and the shapes of a module when its construction is complete."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        module = super().__call__(*args, **options)
+        vars(module)["_built"] = (_settings(module), _shapes(module))
+        return module
+
+
+class Fixed(nn.Module, metaclass=_Sealing):
+    """A module whose plain settings and shapes stay as they were built.
 
     The guard is for classes of lipcert; a subclass defined elsewhere may use its attributes as it likes.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        old = vars(self).get(name)
-        guarded = name != "training" and not name.startswith("_") and type(self).__module__.startswith("lipcert.")
-        if guarded and old is not None and not callable(old) and not isinstance(old, Tensor):
+        built = vars(self).get("_built")
+        if built is not None and name in built[0] and _is_ours(type(self)):
+            old = built[0][name]
             if type(value) is not type(old) or value != old:
                 raise NotCertified(
                     f"{type(self).__name__}.{name} is fixed when the layer is built, because its bound depends on "
                     f"it. Build a new layer with {name}={value!r:.60}."
                 )
-            return
         super().__setattr__(name, value)
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        self._note(name, param)
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        super().register_buffer(name, tensor, persistent)
-        self._note(name, tensor)
-
-    def _note(self, name: str, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            vars(self).setdefault("_shapes", {}).setdefault(name, tuple(tensor.shape))
-
-    def require_shapes(self) -> None:
-        """Raise ``NotCertified`` if a tensor has another shape than at construction: torch might broadcast it."""
-        for name, shape in vars(self).get("_shapes", {}).items():
-            tensor = getattr(self, name, None)
-            if isinstance(tensor, Tensor) and tuple(tensor.shape) != shape:
+    def require_as_built(self) -> None:
+        """Raise ``NotCertified`` if a setting or the shape of a tensor is not what it was at construction."""
+        if not _is_ours(type(self)) or "_built" not in vars(self):
+            return
+        settings, shapes = vars(self)["_built"]
+        now = _settings(self)
+        for name in settings.keys() | now.keys():
+            if name not in settings or name not in now or settings[name] != now[name]:
                 raise NotCertified(
-                    f"{type(self).__name__}.{name} must have shape {shape}, as it was built, but it has shape "
-                    f"{tuple(tensor.shape)}. Build a new layer."
+                    f"{type(self).__name__}.{name} is {now.get(name)!r:.60}, but the layer was built with "
+                    f"{settings.get(name)!r:.60}. Build a new layer."
                 )
+        present = _shapes(self)
+        for name in shapes.keys() | present.keys():
+            if shapes.get(name) != present.get(name):  # torch might broadcast it
+                raise NotCertified(
+                    f"{type(self).__name__}.{name} must have shape {shapes.get(name)}, as it was built, but it has "
+                    f"shape {present.get(name)}. Build a new layer."
+                )
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "lipcert"
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a module: numbers, strings, tuples and records."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name not in ("training", "keeper")
+        and value is not None
+        and not callable(value)
+        and not isinstance(value, Tensor)
+    }
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    tensors = {**module._parameters, **module._buffers}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
 
 
 def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
@@ -68,14 +98,20 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
     _require_own_methods(module)
     if not tensors:
         return
+    kind = type(module).__qualname__
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):
+            raise NotCertified(
+                f"{kind}.{name} is a tensor that is neither a parameter nor a buffer. Register it as one of them."
+            )
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
         if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
             raise NotCertified(
-                f"{type(module).__qualname__}.{name} is a {type(tensor).__qualname__}, which may bring its own "
-                "products. Convert it to a plain tensor."
+                f"{kind}.{name} is a {type(tensor).__qualname__}, which may bring its own products. Convert it to "
+                "a plain tensor."
             )
     if isinstance(module, Fixed):
-        module.require_shapes()
+        module.require_as_built()
 
 
 def compiled_module(module: nn.Module) -> nn.Module | None:
@@ -132,11 +168,10 @@ def _require_own_methods(module: nn.Module) -> None:
         if base is object or home is None or base.__module__.partition(".")[0] not in ("torch", "lipcert"):
             continue
         for name, value in vars(base).items():
-            # A function written in the module of its class has that module's globals; nothing can fake them.
-            if isinstance(value, FunctionType) and _matters(base, name) and value.__globals__ is not vars(home):
+            if not _as_written(base, name, value, vars(home)):
                 raise NotCertified(
-                    f"{base.__qualname__}.{name} was replaced by {value.__qualname__}, which may compute something "
-                    "else. Restore the class."
+                    f"{base.__qualname__}.{name} was replaced by {getattr(value, '__qualname__', value)!s:.60}, "
+                    "which may compute something else. Restore the class."
                 )
 
 
@@ -154,10 +189,23 @@ _TORCH_METHODS = (
 )
 
 
-def _matters(base: type, name: str) -> bool:
-    """Whether a method decides what a module computes. Decorators add others to the classes of lipcert."""
-    ours = base.__module__.startswith("lipcert.")
-    return name in _TORCH_METHODS or (ours and (not name.startswith("__") or name == "__init__"))
+def _as_written(base: type, name: str, value: Any, home: dict[str, Any]) -> bool:
+    """Whether an attribute of a class is what its author wrote, if it decides what a module computes.
+
+    A function written in a class has the globals of its module and the name of the class in its own.
+    """
+    ours = _is_ours(base)
+    if name not in _TORCH_METHODS:
+        if not ours or name.startswith("__"):
+            return True
+        value = getattr(value, "fget", getattr(value, "__func__", value))  # a property, a static method
+        if not callable(value):
+            return True
+    if value is getattr(torch_module, "_forward_unimplemented", None):
+        return base is nn.Module
+    # torch makes a class for each parametrized module, in a function of its own.
+    inside = (f"{base.__qualname__}.", "_inject_new_class.<locals>.")
+    return isinstance(value, FunctionType) and value.__globals__ is home and value.__qualname__.startswith(inside)
 
 
 def _calls(compiled: Any, module: nn.Module) -> bool:

@@ -10,11 +10,33 @@ Rounding: Γ = 1/T is rounded to nearest; declaring a neuron dead only makes Γ 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+_runs_in: torch.dtype | None = None  # the dtype whose smallest number decides, if another than that of the tensor
+
+
+@contextlib.contextmanager
+def dead_as_in(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, what counts as zero is what counts as zero in ``dtype``, whatever the precision of the computation.
+
+    ``freeze`` computes T in float64 for a layer that runs in float32: both must drop the same neurons.
+    """
+    global _runs_in
+    before, _runs_in = _runs_in, dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    try:
+        yield
+    finally:
+        _runs_in = before
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The smallest normal number of ``dtype``, or of the dtype that ``dead_as_in`` names."""
+    return float(torch.finfo(_runs_in or dtype).tiny)
 
 
 def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +48,7 @@ def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight = at_least_float32(weight)
     least, most = weight.detach().aminmax()
     largest = torch.maximum(-least, most)
-    living = largest > torch.finfo(weight.dtype).tiny ** 0.25
+    living = largest > tiny(weight.dtype) ** 0.25
     exponent = torch.frexp(torch.where(living, largest, 1.0)).exponent - 1
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     return torch.where(living, weight, 0.0) / scale, scale
@@ -52,13 +74,14 @@ def transformed(*tensors: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None  # vmap over inputs wraps no weight
         or any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
     )
 
 
 def dead_below(dtype: torch.dtype) -> float:
     """T̂_i at or below tiny^⅜ (7e-15 relative in float32): then 1/T̂² stays finite, with room to spare."""
-    return float(torch.finfo(dtype).tiny ** 0.375)
+    return tiny(dtype) ** 0.375
 
 
 def alive(t: Tensor) -> Tensor:

@@ -43,6 +43,11 @@ def write_certificate(
     """
     if result.arithmetic != "float64":
         raise NotCertified(f"a certificate is about float64; got {result.arithmetic!r}. Certify without 'real'.")
+    if len(links.input_shape) not in (1, 3):
+        raise NotCertified(
+            f"certificates are about vectors (features,) and images (C, H, W); got inputs of shape "
+            f"{links.input_shape}. Flatten or reshape them before the network."
+        )
     if images.dtype not in (torch.uint8, torch.float32) or len(images) != len(result.radii):
         raise ValueError(
             f"expected the {len(result.radii)} certified images in uint8 or float32; got {images.dtype} "

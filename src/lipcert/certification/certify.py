@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import NotCertified, positive_int
-from lipcert.proofs.audit import Chain, chain
+from lipcert.proofs.audit import Chain, chain, contradicts
 from lipcert.proofs.lower import stretch_estimate
 from lipcert.proofs.operation import LARGEST, ROUND, UNDERFLOW, g, require_ieee
 from lipcert.verified.rounding import U64
@@ -92,6 +92,7 @@ def certify(
             or whose registered constant is contradicted by two points; it names the layer.
     """
     positive_int("batch_size", batch_size)
+    require_tensors(images=images, labels=labels)
     if not images.is_floating_point() or images.ndim < 2:
         raise ValueError(
             f"expected floating images (N, …); got {images.dtype} {tuple(images.shape)}. Pass data.inputs()."
@@ -145,6 +146,13 @@ def certify(
     )
 
 
+def require_tensors(**values: Tensor | None) -> None:
+    """Raise ValueError for what is no tensor."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor; got {type(value).__name__}. Use torch.as_tensor.")
+
+
 def usable_chain(model: nn.Module | Chain, inputs: Tensor, arithmetic: str) -> Chain:
     """The chain of ``model``. What would make a claim about ``inputs`` false or empty is refused first."""
     if arithmetic not in ("float64", "real"):
@@ -185,7 +193,7 @@ def require_not_refuted(links: Chain, inputs: Tensor, samples: int = 4) -> None:
     for name, part in zip(links.names, links.parts, strict=True) if len(x) else ():
         if part.assumed and part.claim is not None:
             stretch = stretch_estimate(part.forward, x)
-            if stretch.ratio > part.claim:
+            if contradicts(stretch, part):
                 raise NotCertified(
                     f"{name or 'the network'} ({part.op.strip('<>')}) claims the constant {part.claim:.6g}, but "
                     f"two points show at least {stretch.ratio:.6g}. Correct its constant."
@@ -314,6 +322,7 @@ def output_interval(
 
     They hold in real arithmetic and, unless ``arithmetic="real"``, for a float64 evaluation anywhere in the ball.
     """
+    require_tensors(inputs=inputs)
     reach = torch.as_tensor(radius, dtype=torch.float64).cpu()
     if reach.shape not in ((), inputs.shape[:1]) or not bool(((reach >= 0) & torch.isfinite(reach)).all()):
         raise ValueError(

@@ -22,9 +22,11 @@ from lipcert.certification.certify import (
     require_provable,
     require_rounding,
     require_shape,
+    require_tensors,
     rivals_of,
     walk,
 )
+from lipcert.errors import positive_int
 from lipcert.intact import require_float32_products
 from lipcert.proofs.audit import Chain, chain
 from lipcert.proofs.operation import Shape, require_ieee
@@ -49,6 +51,8 @@ class FilteredClassifier:
     """``FilteredClassifier(model, input_shape)(images)``: answers that agree with exact arithmetic, or none."""
 
     def __init__(self, model: nn.Module, input_shape: Shape, *, block: int | None = 64) -> None:
+        if block is not None:
+            positive_int("block", block)
         self.exact = chain(model, input_shape)
         require_provable(self.exact)
         require_rounding(self.exact)
@@ -59,6 +63,7 @@ class FilteredClassifier:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Answer:  # (N, …) float32
+        require_tensors(images=images)
         if images.dtype != torch.float32:
             raise ValueError(f"expected float32 images; got {images.dtype}. The filter is about float32 inputs.")
         require_ieee()

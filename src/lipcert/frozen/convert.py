@@ -6,6 +6,7 @@ A frozen network has no link to the one it came from. Rounding: see ``rounded``.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lipcert.algebra.scale import dead_as_in
 from lipcert.errors import NotCertified
 from lipcert.frozen import circular
 from lipcert.frozen.foreign import unwrapped
@@ -44,6 +46,7 @@ from lipcert.layers.contract import require_finite, require_no_loop, require_vou
 from lipcert.verified import convolution, dense
 
 FROZEN = (FrozenResidual, FrozenTorus, FrozenHouseholder, FrozenCombination)
+_ONE_AT_A_TIME = threading.RLock()
 KEPT = (
     nn.Identity,
     nn.Linear,
@@ -82,6 +85,11 @@ def freeze(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
     require_no_loop(model)
+    with _ONE_AT_A_TIME:  # modes and the number of threads are set for a moment
+        return _frozen(model)
+
+
+def _frozen(model: nn.Module) -> nn.Module:
     was, threads = [(module, module.training) for module in model.modules()], torch.get_num_threads()
     try:
         model.eval()  # the exact ratio of a surrogate SLL
@@ -118,12 +126,34 @@ def _freeze(module: nn.Module, name: str) -> nn.Module:
             require_vouched(part, "require_sound")
     require_finite(module)
     if kind in RULES:
-        return RULES[kind](module)
+        with dead_as_in(_dtype(module)):
+            return _within_float32(RULES[kind](module), name)
     kept = copy.deepcopy(module)
     out_of_place(kept)
     if isinstance(kept, (nn.Linear, nn.Conv2d)):  # plain already; its constant is for the audit to find
-        return with_buffers(kept, kept.weight.float(), kept.bias)
-    return kept if isinstance(kept, FROZEN) else kept.float()
+        return _within_float32(with_buffers(kept, kept.weight.float(), kept.bias), name)
+    return kept if isinstance(kept, FROZEN) else _within_float32(kept.float(), name)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """What the layer computes in."""
+    floating = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
+    return floating[0] if floating else torch.float32
+
+
+def _within_float32(frozen: nn.Module, name: str) -> nn.Module:
+    """``frozen``, if its numbers survived the conversion to float32."""
+    for part in frozen.modules():
+        finite = all(
+            bool(torch.isfinite(t).all())
+            for t in [*part._parameters.values(), *part._buffers.values()]
+            if t is not None
+        )
+        if not finite or (isinstance(part, shape.Normalize) and not bool((part.std > 0).all())):
+            raise NotCertified(
+                f"{name} holds numbers that float32 cannot store (beyond 3e38, or a std below 1e-45). Rescale it."
+            )
+    return frozen
 
 
 def _fold_scale(network: nn.Module) -> nn.Module:

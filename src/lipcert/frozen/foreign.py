@@ -15,7 +15,18 @@ from torch.nn.utils import parametrize
 from lipcert.errors import NotCertified
 from lipcert.intact import compiled_module, require_intact
 
-_HARMLESS = ("__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__", "extra_repr")
+_HARMLESS = (
+    "__init__",
+    "__module__",
+    "__qualname__",
+    "__doc__",
+    "__annotations__",
+    "__dict__",
+    "__weakref__",
+    "__static_attributes__",  # of Python 3.13
+    "__firstlineno__",
+    "extra_repr",
+)
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 
 

@@ -68,7 +68,16 @@ class BoundedLayer(LipschitzLayer):
 
     def bounded(self, unit: Tensor) -> tuple[Columns, Tensor]:
         """The columns to use and diag(T) for Ŵ = ``unit``, or what they were before (``sharing``)."""
+        self.require_bound()
         return self.keeper.ask(self.bound, self.arrange(unit), lambda: self.arrange(self.prepared()[0]))
+
+    def require_bound(self) -> None:
+        """Raise ``NotCertified`` if the bound is not made for this weight; someone may have assigned another."""
+        if self.bound.dense_only and self.weight.ndim > 2:
+            raise NotCertified(
+                f"{type(self.bound).__name__} is a bound for dense weights, but {type(self).__name__} is a "
+                "convolution. Use bound='sll'."
+            )
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -99,12 +108,18 @@ class BoundedLayer(LipschitzLayer):
             check_activation(activation)
         require_vouched(self.bound, "require_sound")
         self.bound.require_sound()
+        self.require_bound()
+        if self.bound.size not in (None, self.columns().count):
+            raise NotCertified(
+                f"the bound is made for {self.bound.size} columns, and {type(self).__name__} has "
+                f"{self.columns().count}. Build the layer with its bound."
+            )
         return 1.0
 
 
 def check_activation(activation: SlopeRestricted) -> None:
     """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]."""
-    if SLOPE_RESTRICTED.get(activation.name) != activation:
+    if type(activation) is not SlopeRestricted or SLOPE_RESTRICTED.get(activation.name) != activation:
         raise NotCertified(
             f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it; got another function "
             f"named {activation.name!r}. Build the layer with the activation's name."
@@ -118,7 +133,9 @@ def require_finite(module: nn.Module) -> None:
             raise NotCertified(
                 f"{type(module).__name__}.{name} is on the meta device; got no values. Load weights."
             )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_complex():
+            raise NotCertified(f"{type(module).__name__}.{name} is complex. The proofs are about real numbers.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             raise NotCertified(
                 f"{type(module).__name__}.{name} must be finite; got NaN or infinity. "
                 "Load a checkpoint from before the training diverged."

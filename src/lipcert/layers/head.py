@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.algebra.gram import dense_columns
-from lipcert.algebra.scale import at_least_float32, no_autocast
+from lipcert.algebra.scale import at_least_float32, no_autocast, tiny
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
 from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_vouched
@@ -63,7 +63,7 @@ class NormalizedHead(LipschitzLayer):
         """
         dtype = at_least_float32(self.weight).dtype
         largest = weight.detach().abs().amax(dim=1, keepdim=True)
-        alive = largest > torch.finfo(dtype).tiny ** 0.25
+        alive = largest > tiny(dtype) ** 0.25
         unit = torch.where(alive, weight, 0.0) / torch.where(alive, largest, 1.0)
         norm = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
         return unit / torch.where(alive, norm, 1.0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified, finite, pair, positive_int
+from lipcert.intact import require_intact
 from lipcert.layers.contract import LipschitzLayer, lipschitz_bound
 
 
@@ -263,6 +264,9 @@ class ConvexCombination(LipschitzLayer):
         return mixed.to(outputs[0].dtype)
 
     def proved_constant(self) -> float:
+        require_intact(self.branches)
+        if type(self.branches) is not nn.ModuleList or len(self.branches) != len(self.logits):
+            raise NotCertified("its branches must be the modules that it was built with. Build a new layer.")
         return max(lipschitz_bound(branch) for branch in self.branches)
 
 

@@ -9,6 +9,7 @@ not what a radius needs.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -177,18 +178,28 @@ def chain(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module; got {type(model).__name__}. Pass the network itself.")
-    input_shape = tuple(input_shape)
-    if not input_shape or not all(isinstance(size, int) and size > 0 for size in input_shape):
-        raise ValueError(
-            f"the shape of one input must be positive integers; got {input_shape}. Pass e.g. (3, 32, 32)."
-        )
+    input_shape = as_shape(input_shape)
     require_ieee()
     require_no_loop(model)
-    with torch.autocast("cpu", enabled=False):  # it would narrow the products of a float32 chain
+    # Autocast would narrow the products of a float32 chain; tensors of inference mode have no gradients.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         named = operations(model, input_shape, dtype, block, parametrized=parametrized)
     if not named:
         raise NotCertified("the network has no layers; got an empty Sequential. Pass a network.")
     return Chain(tuple(n for n, _ in named), tuple(o for _, o in named), input_shape)
+
+
+def as_shape(value: Any) -> Shape:
+    """The shape of one input as a tuple of positive integers."""
+    try:
+        shape = tuple(operator.index(size) for size in value)
+    except TypeError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ValueError(
+            f"the shape of one input must be positive integers; got {value!r:.60}. Pass e.g. (3, 32, 32)."
+        )
+    return shape
 
 
 def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> AuditReport:
@@ -203,9 +214,14 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
         raise ValueError(
             f"expected at least one example, (N, …), or the shape of one; got a tensor {tuple(inputs.shape)}."
         )
-    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else tuple(inputs)
+    with torch.inference_mode(False):  # the lower bounds need gradients
+        return _audit(model, inputs, samples)
+
+
+def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditReport:
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else as_shape(inputs)
     links = chain(model, shape, parametrized=True)
-    points = inputs[:samples] if isinstance(inputs, Tensor) else _random(shape, samples)
+    points = inputs[:samples].detach().clone() if isinstance(inputs, Tensor) else _random(shape, samples)
     found, x = [], points.detach().double().cpu()
     with torch.no_grad():
         for name, part in zip(links.names, links.parts, strict=True):
@@ -222,7 +238,7 @@ def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:
     if bool(usable.any()):
         stretch = stretch_estimate(part.forward, x[usable], rounding=_rounding((part,)))
     verdict = "ASSUMED" if part.assumed else "PROVED" if part.proved else "UNKNOWN"
-    refuted = part.claim is not None and stretch.ratio > part.claim
+    refuted = part.claim is not None and contradicts(stretch, part)
     return LayerAudit(
         name,
         part.op,
@@ -232,6 +248,23 @@ def _audit_layer(name: str, part: Operation, x: Tensor) -> LayerAudit:
         part.method,
         stretch if refuted else None,
     )
+
+
+def contradicts(stretch: Stretch, part: Operation) -> bool:
+    """Whether two points contradict the constant that a part claims.
+
+    Where its rounding error is unknown, the excess could be rounding, which shrinks as the points move apart: then
+    it must be about as large between points sixteen times further apart.
+    """
+    assert part.claim is not None
+    excess = stretch.ratio - part.claim
+    if not excess > 0 or part.error is not None:
+        return excess > 0
+    with torch.no_grad():
+        first = stretch.first[None]
+        second = first + 16 * (stretch.second[None] - first)
+        moved = float((part.forward(second) - part.forward(first)).norm()) / float((second - first).norm())
+    return moved - part.claim >= excess / 4
 
 
 def _composed(parts: tuple[Operation, ...]) -> Any:
@@ -250,8 +283,11 @@ def _rounding(parts: tuple[Operation, ...]) -> Any:
         err = torch.zeros(len(x), dtype=torch.float64)
         for part in parts:
             size = (x.flatten(1).norm(dim=1) + err) * (1 + 2.0**-20) + 2.0**-400
-            err = (part.lipschitz * err + part.error_bound(size, U64)) * (1 + 2.0**-20)
             x = part.forward(x)
+            known = part.error_bound(size, U64)
+            # Where no bound is known, 2⁻³⁶ of what the part itself computes stands in for it.
+            usual = 2.0**-36 * x.flatten(1).norm(dim=1)
+            err = (part.lipschitz * err + torch.where(torch.isfinite(known), known, usual)) * (1 + 2.0**-20)
         return err
 
     return bound

@@ -212,6 +212,8 @@ def residual(
     require_slopes(sigma)
     stored, weights = array(weight), array(gamma)
     require_one_each(len(stored), gamma=gamma, bias=bias)
+    if witness is not None and not bool((torch.isfinite(witness) & (witness > 0)).all()):
+        witness = None  # no witness at all; a network in half precision may have lost it
     q = None if witness is None else array(witness).astype(np.float64)
     positions, more, image = 1, {}, (1, 1)
     if geometry is None:
@@ -275,7 +277,7 @@ def residual_constants(
 
 def require_slopes(sigma: SlopeRestricted) -> None:
     """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]: the proof is about no other."""
-    if SLOPE_RESTRICTED.get(sigma.name) != sigma:
+    if type(sigma) is not SlopeRestricted or SLOPE_RESTRICTED.get(sigma.name) != sigma:
         raise NotCertified(
             f"the activation inside a residual layer must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines "
             f"it; got another function named {sigma.name!r}. Use 'relu'."

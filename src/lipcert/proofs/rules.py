@@ -75,6 +75,8 @@ def operations(
             one = rule(module, current, dtype, block)
             with torch.no_grad():
                 out = one.forward(torch.zeros(1, *current, dtype=dtype))
+            if not one.shape:
+                raise NotCertified("it must keep an axis for features behind the batch. Flatten from dimension 1.")
             if tuple(out.shape) != (1, *one.shape):  # torch broadcast something
                 raise NotCertified(
                     f"it must give outputs of shape {one.shape}, but it gives {tuple(out.shape[1:])}. Check the "
@@ -145,8 +147,12 @@ def rule(
         out = shape_after(module, shape_in)
         return Operation(_name(kind), out, constant, "assumed", module, None, None, constant, assumed=True)
     require_intact(module)
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    for tensor_name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if tensor_name == "witness":  # proves something or nothing; it is no part of the function
+            continue
+        if tensor.is_complex():
+            raise NotCertified("its tensors are complex, and the proofs are about real numbers.")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             wide = _as(module, dtype)
             out = shape_after(wide, shape_in)
             return Operation(_name(kind), out, math.inf, "NaN or infinity in its tensors", wide, None, None)
@@ -162,6 +168,8 @@ def rule(
             "no rule proves a constant for this module. Replace it, or vouch for it with lipcert.register_rule."
         )
     if kind in PRODUCTS:
+        if not isinstance(module.weight, Tensor):
+            raise NotCertified("it has no weight. Build it anew.")
         return PRODUCTS[kind](copy.deepcopy(module), shape_in, block)  # a proof about numbers that stay
     assert made is not None
     return made(_as(module, dtype), shape_in)
@@ -182,6 +190,9 @@ def _combination(
     module: frozen.FrozenCombination, shape_in: Shape, dtype: torch.dtype, block: int | None
 ) -> Operation:
     """Σ_k α_k f_k with α ≥ 0: L = Σ_k α_k L_k. Within a branch ‖z‖ ≤ L‖z before‖ + ‖f(0)‖."""
+    require_intact(module.branches)
+    if type(module.branches) is not nn.ModuleList:
+        raise NotCertified("its branches must be a plain ModuleList. Build it anew.")
     weights = [float(value) for value in module.weights]
     if not weights or len(weights) != len(module.branches):
         raise NotCertified(f"it has {len(module.branches)} branches and {len(weights)} weights. Build it anew.")
