@@ -520,6 +520,90 @@ HOSTILE = {
 }
 
 
+def nested(start, deeper, ends=b""):
+    """``start`` wrapped 200,000 times, which is deeper than C can recurse."""
+    return start + deeper * 200_000 + ends
+
+
+RECONSTRUCTED = b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nK\x00\x85U\x01b\x87q\x02R"
+UINT8 = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R"
+HUGE_INTEGER = b"\x8a\xff" + b"\x7f" * 255
+TOO_LARGE = {
+    "a nested tuple as key": b"\x80\x02}" + nested(b")", b"\x85") + b"K\x01s.",
+    "a nested tuple as value": b"\x80\x02}U\x01a" + nested(b")", b"\x85") + b"s.",
+    "a nested list": b"\x80\x02}U\x01a" + nested(b"]", b"]", b"a" * 200_000) + b"s.",
+    "a nested dictionary": b"\x80\x02" + nested(b"}", b"U\x01a}", b"s" * 200_000) + b".",
+    "a name that is a nested list": b"\x80\x04" + nested(b"]", b"]", b"a" * 200_000) + b"U\x01a\x93.",
+    "a list in itself": b"\x80\x02}U\x01a]q\x00h\x00as.",
+    "a dictionary in itself": b"\x80\x02}q\x00U\x01ah\x00s.",
+    "a doubled list": b"\x80\x04]q\x00" + b"]q\x01h\x00ah\x00a]q\x00h\x01ah\x01a" * 50 + b"U\x01a\x93.",
+    "a long tuple": b"\x80\x02}U\x01a(" + b"N" * 100 + b"ts.",
+    "many instructions": b"\x80\x02}U\x01a(" + b"]" * 1_100_000 + b"ts.",
+    "many copies of one string": (
+        b"\x80\x02" + RECONSTRUCTED + b"(K\x01J\x40\x0d\x03\x00\x85" + UINT8 + b"\x89"
+        b"T\x40\x0d\x03\x00" + bytes(200_000) + b"tq\x03b}(" + b"h\x01h\x02Rh\x03b" * 1000 + b"u."
+    ),
+    "a product of huge sizes": (
+        b"\x80\x02"
+        + RECONSTRUCTED
+        + b"(K\x01("
+        + HUGE_INTEGER
+        + b"q\x03"
+        + b"h\x03" * 100_000
+        + b"t"
+        + UINT8
+        + b"\x89U\x00tb."
+    ),
+    "a huge size and a zero": (
+        b"\x80\x02" + RECONSTRUCTED + b"(K\x01K\x00" + HUGE_INTEGER + b"\x86" + UINT8 + b"\x89U\x00tb."
+    ),
+    "text that is not Unicode": b"\x80\x02}X\x03\x00\x00\x00\xed\xa0\x80K\x01s.",
+    "a number as key": b"\x80\x02}K\x01K\x01s.",
+    "an array as key": b"\x80\x02}" + RECONSTRUCTED + b"K\x01s.",
+    "a name as key": b"\x80\x02}cnumpy\nndarray\nK\x01s.",
+    "one key twice": b"\x80\x02}U\x01aK\x01sX\x01\x00\x00\x00aK\x02s.",
+    "bytes beyond the end": b"\x80\x03}C\x01aB\xff\xff\xff\xffxs.",
+    "text beyond the end": b"\x80\x04}\x8d" + b"\xff" * 8 + b"a.",
+    "a number beyond the end": b"\x80\x02\x8b\xff\xff\xff\x7f\x01.",
+    "a number of many digits": b"L" + b"9" * 100_000 + b"L\n.",
+    "an object that was never stored": b"\x80\x02h\x07.",
+}
+
+
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_a_pickle_that_would_build_something_huge_or_deep_is_refused(case):
+    start = time.monotonic()
+    with pytest.raises(
+        ValueError, match=r"^x: expected a pickle of CIFAR .*; got .*\. It was not executed"
+    ) as refusal:
+        read_pickle(TOO_LARGE[case], "x")
+    assert type(refusal.value) is ValueError
+    assert len(str(refusal.value)) < 400
+    assert time.monotonic() - start < 20  # a loaded machine included; the attacks took hours, or crashed
+
+
+def test_a_frame_that_lies_about_its_length_changes_nothing():
+    assert read_pickle(b"\x80\x04\x95" + b"\xff" * 8 + b"}.", "x") == {}
+
+
+def test_a_pickle_as_large_as_the_largest_of_cifar_is_read():
+    count = 50_000  # the training file of CIFAR-100
+    content = {
+        b"filenames": [b"bos_taurus_s_%06d.png" % number for number in range(count)],
+        b"fine_labels": [number % 100 for number in range(count)],
+        b"coarse_labels": [number % 20 for number in range(count)],
+    }
+    assert read_pickle(pickle.dumps(content, protocol=4), "x") == content
+
+
+def test_class_names_that_repeat_one_long_string_are_refused(tmp_path):
+    write_cifar100(tmp_path / "files", colour(100, 100))
+    names = b"X\x40\x0d\x03\x00" + b"a" * 200_000 + b"q\x00" + b"h\x00" * 100_000
+    (tmp_path / "files" / "meta").write_bytes(b"\x80\x02}U\x10fine_label_names](" + names + b"es.")
+    with pytest.raises(ValueError, match=r"meta: expected .*fine_label_names.*Fetch it again"):
+        load_data(tmp_path / "files", "test")
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_instructions_cifar_does_not_need_are_refused(case):
     if case == "memo of 2**32":

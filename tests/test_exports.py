@@ -1,10 +1,12 @@
 """Exported files hold the proved numbers bit for bit and compute the proved function; all else is refused."""
 
 import copy
+import hashlib
 import json
 import math
 import os
 import pickle
+import random
 import shutil
 import struct
 import subprocess
@@ -13,17 +15,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lipcert as lc
-from lipcert.certification.certificate import write_certificate
+from lipcert.activations import SLOPE_RESTRICTED, ULPS
+from lipcert.certification.certificate import sha256_of, write_certificate
 from lipcert.certification.certify import certify
 from lipcert.cli.export import Export
-from lipcert.exports import export as room
+from lipcert.exports import export as export_module
 from lipcert.exports import programs
 from lipcert.exports.export import ExportChanged, example_inputs, export, float32_bound
-from lipcert.exports.files import Certificate
+from lipcert.exports.files import Certificate, exported_shape
+from lipcert.frozen import FrozenResidual
 from lipcert.models.presets import model_spec
 from lipcert.proofs.audit import chain
 from lipcert.training.checkpoint import save_weights
@@ -68,7 +72,7 @@ def convolutions():  # stride, circular padding, groups, pools and sorts
 def beyond_the_format():
     parts = [
         nn.Flatten(),
-        lc.ResidualLinear(16, 8, activation="tanh"),
+        nn.Sequential(nn.Tanh(), nn.ELU(0.5)),
         lc.SandwichLinear(16, 8, activation="tanh"),
         lc.GeneralLinear(8, 8, 4),
     ]
@@ -189,6 +193,78 @@ def test_load_frozen_gives_the_same_network(frozen, tmp_path, name):
     assert no_leftovers(tmp_path, "m.safetensors", "n.safetensors")
 
 
+# --- Every activation of a residual layer ---
+
+
+def with_activation(name):
+    """One residual layer of each kind: dense, convolution, and circular convolution in a basis of waves."""
+    layers = [
+        lc.ResidualConv2d(2, 3, 3, activation=name),
+        lc.OrthogonalResidualConv2d(2, 2, 5, image_size=6, activation=name),
+        nn.Flatten(),
+        lc.ResidualLinear(72, 8, activation=name),
+        lc.NormalizedHead(72, 3),
+    ]
+    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 6, 6)
+
+
+@pytest.fixture(scope="module")
+def by_activation():
+    torch.manual_seed(0)
+    return {name: with_activation(name) for name in SLOPE_RESTRICTED}
+
+
+@pytest.mark.parametrize("name", SLOPE_RESTRICTED)
+def test_load_frozen_keeps_the_activation(by_activation, tmp_path, name):
+    network, shape = by_activation[name]
+    path = tmp_path / "n.safetensors"
+    export(network, path, to="torch", input_shape=shape)
+    again, x = lc.load_frozen(path), 10 * example_inputs(shape, 3) - 5
+    assert [m.sigma for m in again.modules() if isinstance(m, FrozenResidual)] == [SLOPE_RESTRICTED[name]] * 3
+    assert [kind["op"] for kind in layers_of(path) if "activation" in kind] == [
+        "residual_conv",
+        "residual_torus",
+        "residual_linear",
+    ]
+    assert torch.equal(again(x), network(x))
+    for other in SLOPE_RESTRICTED.keys() - {name}:
+        rewritten(path, layer(0, activation=other), "lipcert_layers")
+        assert not torch.equal(lc.load_frozen(path)(x), network(x))
+
+
+def layers_of(path):
+    return json.loads(split(path)[0]["__metadata__"]["lipcert_layers"])["layers"]
+
+
+@pytest.mark.parametrize("name", SLOPE_RESTRICTED)
+def test_programs_compute_every_activation(by_activation, tmp_path, name):
+    network, shape = by_activation[name]
+    # Large arguments as well, where softplus(x) must not overflow.
+    inputs = torch.cat([example_inputs(shape, 4), 400 * example_inputs(shape, 4) - 200])
+    for to in ("torch-export", "onnx"):
+        path = tmp_path / f"n{export_module.SUFFIX[to]}"
+        report = export(network, path, to=to, input_shape=shape, inputs=inputs)
+        assert math.isfinite(report.allowed)
+        assert report.tensors + report.witnesses == len(network.state_dict())
+
+
+@pytest.mark.parametrize("name", SLOPE_RESTRICTED)
+def test_onnxruntime_computes_activations_as_accurately_as_is_assumed(tmp_path, name):
+    function = SLOPE_RESTRICTED[name].function
+
+    class Activation(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    programs.write_onnx(tmp_path / "n.onnx", Activation(), (1,), {})
+    _, run_onnx = programs.read_onnx(tmp_path / "n.onnx")
+    sizes = torch.cat([torch.linspace(0, 110, 50_001), torch.logspace(-30, 2, 5_000)])
+    x = torch.cat([sizes, -sizes])[:, None]
+    exact, tiny = function(x.double()), torch.finfo(torch.float32).tiny
+    error = (run_onnx(x).double() - exact).abs() / (EPS * exact.abs()).clamp_min(tiny)
+    assert float(error[exact.abs() > tiny].max()) <= ULPS
+
+
 def close(found, links, x):
     """Within the proved bound of float32, and 64·ε of the logits: what a sum of some hundred terms loses."""
     logits, bound, _ = float32_bound(links, x)
@@ -216,7 +292,7 @@ def test_onnx_keeps_every_bit_and_agrees_with_onnxruntime(frozen, tmp_path, name
     report = export(network, tmp_path / "n.onnx", to="onnx", input_shape=shape)
     witnesses = sum(key.endswith("witness") for key in network.state_dict())
     assert (report.tensors, report.witnesses) == (len(network.state_dict()) - witnesses, witnesses)
-    assert math.isfinite(report.allowed) == (name in IN_FORMAT)
+    assert math.isfinite(report.allowed)
     tensors, run_onnx = programs.read_onnx(tmp_path / "n.onnx")
     links = chain(network, shape)
     for size in (1, 3, 7):
@@ -303,7 +379,7 @@ def test_a_changed_file_is_deleted_with_exit_code_1(run, good_onnx, tmp_path, mo
 @pytest.mark.parametrize("to", ["torch", "torch-export"])
 def test_a_changed_tensor_is_found_in_every_format(frozen, tmp_path, monkeypatch, to):
     network, shape = frozen["convolutions"]
-    read = room._read
+    read = export_module._read
 
     def flipped(file, kind):
         tensors, program = read(file, kind)
@@ -312,9 +388,9 @@ def test_a_changed_tensor_is_found_in_every_format(frozen, tmp_path, monkeypatch
         tensors[name].view(-1)[0] *= 1 + EPS
         return tensors, program
 
-    monkeypatch.setattr(room, "_read", flipped)
+    monkeypatch.setattr(export_module, "_read", flipped)
     with pytest.raises(ExportChanged, match="tensor"):
-        export(network, tmp_path / f"n{room.SUFFIX[to]}", to=to, input_shape=shape)
+        export(network, tmp_path / f"n{export_module.SUFFIX[to]}", to=to, input_shape=shape)
     assert no_leftovers(tmp_path)
 
 
@@ -378,8 +454,7 @@ def rewritten(path, change, note):
     said = json.loads(header["__metadata__"][note])
     said = change(said) or said
     header["__metadata__"][note] = json.dumps(said)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    path.write_bytes(joined(header, data))
 
 
 def layer(index, **values):
@@ -388,6 +463,44 @@ def layer(index, **values):
 
 HOSTILE = {
     "another op": layer(1, op="eval"),
+    "an op that is a list": layer(1, op=["relu"]),
+    "an op that is a dictionary": layer(1, op={}),
+    "an op that is nothing": layer(1, op=None),
+    "a huge pool": layer(8, kernel=[10**160, 10**160]),
+    "a huge number": layer(10, factor="0x1p+99999999999"),
+    "a factor 0": layer(10, factor="0x0p+0"),
+    "a negative constant": layer(0, lipschitz="-0x1p+0"),
+    "an activation that is a list": layer(1, activation=["relu"]),
+    "a padding mode that is a list": layer(4, padding_mode=["zeros"]),
+    "a stride beyond the image": layer(4, stride=[10**9, 10**9]),
+    "a stride that crashes torch": layer(1, stride=[50_000, 50_000]),
+    "a stride and a padding that crash torch": layer(1, stride=[50_000, 50_000], padding=[50_000, 50_000]),
+    "a padding of a million": layer(1, padding=[10**6, 10**6]),
+    "a group of a million": layer(6, size=10**6),
+    "an image of 10¹⁸ pixels": layer(9, multiple=10**9),
+    "a deep value": layer(10, factor=json.loads("[" * 500 + "]" * 500)),
+    "a long name": layer(1, name="a" * 10**6),
+    "a deep name": layer(1, name="a." * 10**5 + "a"),
+    "an empty part of a name": layer(1, name="1..x"),
+    "a name on two lines": layer(1, name="1\n"),
+    "a name that is not text": layer(1, name="\ud800"),
+    "a name of Python": layer(1, name="__class__"),
+    "the tensor of another layer": layer(2, weight="1.weight"),
+    "another shape of the input": lambda said: said.update(input_shape=[4, 8, 9]),
+    "a huge shape": lambda said: said.update(input_shape=[4, 2**40, 2**40]),
+    "no shape": lambda said: said.update(input_shape=[]),
+    "a shape that is a string": lambda said: said.update(input_shape="488"),
+    "empty layers": lambda said: said.update(layers=[]),
+    "a spare entry": lambda said: said.update(code="x"),
+    "too many layers": lambda said: said["layers"].extend(
+        {"op": "relu", "name": f"x{i}", "lipschitz": "0x1p+0"} for i in range(10_000)
+    ),
+    "channels by the billion": lambda said: said["layers"].insert(
+        0, {"op": "pad_channels", "name": "p", "channels": 10**12, "lipschitz": "0x1p+0"}
+    ),
+    "a block by the billion": lambda said: said["layers"].insert(
+        0, {"op": "space_to_depth", "name": "p", "block": 10**9, "lipschitz": "0x1p+0"}
+    ),
     "another activation": layer(1, activation="gelu"),
     "a spare field": layer(0, code="x"),
     "a tensor that is not there": layer(1, weight="nothing"),
@@ -413,7 +526,7 @@ HOSTILE = {
 def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
     network, shape = frozen["convolutions"]
     path = tmp_path / "n.safetensors"
-    room.write_network(path, room.describe(chain(network, shape)), shape)
+    export_module.write_network(path, export_module.describe(chain(network, shape)))
     lc.load_frozen(path)
     rewritten(path, change, "lipcert_layers")
     with pytest.raises(ValueError, match=r"got .*\.$") as refusal:
@@ -421,11 +534,207 @@ def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
     assert len(str(refusal.value).splitlines()) == 1
 
 
+def test_every_layer_of_the_file_is_run(tmp_path):
+    """A layer named as part of another one, which is not a Sequential, would be stored, certified and never run."""
+    network = nn.Sequential(nn.ReLU(), lc.Scale(0.5))
+    path = tmp_path / "n.safetensors"
+    export(lc.freeze(network), path, to="torch", input_shape=(3,))
+    rewritten(path, layer(1, name="0.x.y"), "lipcert_layers")
+    with pytest.raises(ValueError, match=r"name must be a free place.*0\.x\.y"):
+        lc.load_frozen(path)
+
+
+def test_a_name_twice_in_the_json_is_refused(frozen, tmp_path):
+    network, shape = frozen["convolutions"]
+    path = tmp_path / "n.safetensors"
+    export_module.write_network(path, export_module.describe(chain(network, shape)))
+    header, data = split(path)
+    note = header["__metadata__"]["lipcert_layers"].replace('"op": "relu"', '"op": "abs", "op": "relu"')
+    assert "abs" in note
+    header["__metadata__"]["lipcert_layers"] = note
+    path.write_bytes(joined(header, data))
+    with pytest.raises(ValueError, match="must be a network exported by lipcert"):
+        lc.load_frozen(path)
+
+
+def joined(header, data):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+BAD_TENSORS = {
+    "int64": lambda t: t.long(),
+    "bool": lambda t: t.bool(),
+    "half": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
+    "uint8": lambda t: t.byte(),
+    "float64": lambda t: t.double(),
+    "no entries": lambda t: t[:0],
+    "no axes": lambda t: t.flatten()[0],
+    "another axis": lambda t: t[None],
+    "NaN": lambda t: t * math.nan,
+    "infinity": lambda t: t + math.inf,
+}
+
+
+@pytest.mark.parametrize("change", BAD_TENSORS.values(), ids=BAD_TENSORS)
+@pytest.mark.parametrize("certified", [False, True], ids=["plain", "certified"])
+def test_a_tensor_of_another_kind_is_refused(run, tmp_path, change, certified):
+    folder = copied(run, tmp_path)
+    tensors = load_file(folder / "certificate.safetensors")
+    tensors["1.weight"] = change(tensors["1.weight"]).contiguous()
+    content = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
+    if change(torch.ones(1)).dtype in (torch.float32, torch.float64):
+        content["tensors"]["1.weight"] = sha256_of(tensors["1.weight"])
+    path = folder
+    if certified:
+        save_file(tensors, folder / "certificate.safetensors")
+        (folder / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
+    else:
+        path = tmp_path / "n.safetensors"
+        said = {"format": "lipcert-frozen-1", "input_shape": [1, 8, 8], "layers": content["layers"]}
+        save_file(tensors, path, metadata={"lipcert_layers": json.dumps(said)})
+    with pytest.raises(ValueError, match="got") as refusal:
+        lc.load_frozen(path)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+BAD_CERTIFICATES = {
+    "no weights": lambda said: said.pop("weights"),
+    "weights that are a list": lambda said: said.update(weights=["x"]),
+    "weights elsewhere": lambda said: said.update(weights="../certificate.safetensors"),
+    "weights that are a folder": lambda said: said.update(weights="folder"),
+    "weights that are not there": lambda said: said.update(weights="x.safetensors"),
+    "no norm": lambda said: said.pop("norm"),
+    "another norm": lambda said: said.update(norm="L1"),
+    "another arithmetic": lambda said: said.update(arithmetic="float16"),
+    "no assumptions": lambda said: said.pop("assumes"),
+    "assumptions that are a string": lambda said: said.update(assumes="tanh within 8 ulp"),
+    "assumptions that are numbers": lambda said: said.update(assumes=[8]),
+    "assumptions that are not text": lambda said: said.update(assumes=["\ud800"]),
+    "a huge shape": lambda said: said.update(input_shape=[10**6] * 3),
+    "a shape that is a dictionary": lambda said: said.update(input_shape={}),
+    "no inputs": lambda said: said.update(inputs=None),
+    "no file": lambda said: said["inputs"].pop("file"),
+    "another divisor": lambda said: said["inputs"].update(divide_by=[255]),
+    "more claims than inputs": lambda said: said["inputs"].update(count=1),
+    "a claim that is a string": lambda said: said.update(claims=["ab1"]),
+    "an infinite radius": lambda said: said["claims"][0].__setitem__(2, "inf"),
+    "a constant that is not a number": lambda said: said.update(lipschitz="nan"),
+    "tensors that are a list": lambda said: said.update(tensors=[]),
+    "another hash": lambda said: said["tensors"].update({"1.weight": "0" * 64}),
+    "a layer that is a list": lambda said: said.update(layers=[[]]),
+    "another layer": lambda said: said["layers"][0].update(op="relu"),
+}
+
+
+@pytest.mark.parametrize("change", BAD_CERTIFICATES.values(), ids=BAD_CERTIFICATES)
+def test_a_malformed_certificate_is_refused_in_one_line(run, tmp_path, change):
+    folder = copied(run, tmp_path)
+    (folder / "folder").mkdir()
+    content = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
+    change(content)
+    (folder / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
+    for load in (lc.load_frozen, lc.CertifiedModel, lc.CertifiedModel.from_pretrained):
+        with pytest.raises(ValueError, match=r"got.*\.$") as refusal:
+            load(folder)
+        assert len(str(refusal.value).splitlines()) == 1
+
+
+ODD_VALUES = (None, True, 0, -1, 3, 10**12, 10**400, 0.5, math.nan, "", "nan", "0x1p+0", "relu", "tanh", "0.weight")
+ODD_VALUES += (
+    "__class__",
+    "a.",
+    "\ud800",
+    "x" * 9999,
+    [],
+    {},
+    [1, 1],
+    [10**160, 10**160],
+    [[[[]]]],
+    {"op": "relu"},
+)
+
+
+def random_change(content, rng):
+    """Change, remove or add one value somewhere in a JSON document."""
+    places = [(content, key) for key in content]
+    for place, key in places:  # the list grows on the way
+        value = place[key]
+        if isinstance(value, dict | list):
+            places += [(value, inner) for inner in (value if isinstance(value, dict) else range(len(value)))]
+    place, key = rng.choice(places)
+    kind = rng.choice(["change", "change", "change", "remove", "add", "copy"])
+    if kind == "remove":
+        del place[key]
+    elif kind == "add" and isinstance(place, dict):
+        place[rng.choice(["", "op", "name", "x", "bias"])] = copy.deepcopy(rng.choice(ODD_VALUES))
+    elif kind == "add":
+        place.insert(key, copy.deepcopy(rng.choice(ODD_VALUES)))
+    elif kind == "copy":
+        source, other = rng.choice(places)
+        place[key] = copy.deepcopy(source[other]) if other in (source if isinstance(source, dict) else ()) else 1
+    else:
+        place[key] = copy.deepcopy(rng.choice(ODD_VALUES))
+
+
+def small_network():
+    layers = [
+        lc.Normalize([0.5] * 2, [0.5, 1.0]),
+        lc.ResidualConv2d(2, 3, 3, padding_mode="circular"),
+        lc.ScaledAvgPool2d(2),
+        nn.Sequential(lc.PadChannels(4), lc.GroupSort(2)),
+        lc.SpaceToDepth(2),
+        nn.Flatten(),
+        lc.ResidualLinear(64, 4),
+        lc.NormalizedHead(64, 3),
+    ]
+    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 8, 8)
+
+
+@pytest.mark.parametrize("certified", [False, True], ids=["plain", "certified"])
+def test_random_changes_of_the_header_raise_nothing_but_value_errors(tmp_path, certified):
+    """A short version of a search over more than 30,000 files; whatever loads can be run and audited."""
+    torch.manual_seed(0)
+    network, shape = small_network()
+    links, x, path = chain(network, shape), example_inputs(shape, 4), tmp_path / "n.safetensors"
+    write_certificate(tmp_path, links, network, x, certify(links, x, network(x).argmax(dim=1)))
+    certificate = Certificate.of_folder(tmp_path) if certified else None
+    export_module.write_network(path, export_module.describe(links), certificate)
+    header, data = split(path)
+    note = "lipcert_certificate" if certified else "lipcert_layers"
+    original = header["__metadata__"][note]
+    rng, loaded, messages = random.Random(0), 0, []
+    for _ in range(400):
+        content = json.loads(original)
+        for _ in range(rng.choice([1, 1, 2])):
+            random_change(content, rng)
+        text = json.dumps(content)
+        header["__metadata__"] = {
+            note: text,
+            "lipcert_certificate_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
+        path.write_bytes(joined(header, data))
+        try:
+            again = lc.load_frozen(path)
+        except ValueError as refusal:
+            messages.append(str(refusal))
+            continue
+        loaded += 1
+        found = exported_shape(path)
+        assert again(torch.rand(2, *found)).shape[0] == 2
+        if loaded % 2:
+            lc.audit(again, found, samples=1)
+    assert loaded > 5  # some numbers may be others
+    assert max(map(len, messages)) < 800
+    assert all(len(message.splitlines()) == 1 for message in messages)
+
+
 def test_damaged_and_foreign_files_are_refused(run, tmp_path):
     good = tmp_path / "c.safetensors"
     Export(run, to="safetensors", out=good).run()
     whole = good.read_bytes()
-    for bad in (whole[:-1], whole[:50], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
+    for bad in (whole[:-1], whole[:50], b"", whole + b"\0", whole[:-1] + bytes([whole[-1] ^ 1])):
         good.write_bytes(bad)
         with pytest.raises(ValueError, match="got"):
             lc.load_frozen(good)
@@ -477,6 +786,74 @@ class Explosive:
 
     def __reduce__(self):
         return Explosive.explode, ()
+
+
+BAD_CONFIGS = {
+    "a folder": b'{"folder": "/etc"}',
+    "a list": b"[1]",
+    "a string": b'"x"',
+    "nothing": b"null",
+    "an empty file": b"",
+    "another format": b"library: lipcert",
+    "no text": b"\xff\xfe\x00",
+    "deep": b"[" * 100_000,
+    "another shape": b'{"library": "lipcert", "input_shape": [3, 32, 32]}',
+    "another field": b'{"library": "lipcert", "input_shape": [1, 8, 8], "network": "x"}',
+    "a field twice": b'{"library": "x", "library": "lipcert", "input_shape": [1, 8, 8]}',
+    "a huge number": b'{"library": "lipcert", "input_shape": [' + b"9" * 5000 + b"]}",
+    "a folder instead of a file": None,
+}
+
+
+@pytest.mark.parametrize("content", BAD_CONFIGS.values(), ids=BAD_CONFIGS)
+def test_a_config_that_says_something_else_is_refused_in_one_line(run, tmp_path, content):
+    folder = tmp_path / "hub"
+    lc.CertifiedModel(run).save_pretrained(folder)
+    (folder / "config.json").unlink()
+    lc.CertifiedModel.from_pretrained(folder)
+    if content is None:
+        (folder / "config.json").mkdir()
+    else:
+        (folder / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json must hold .*input_shape.*; got .* Delete it") as refusal:
+        lc.CertifiedModel.from_pretrained(folder)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_what_is_not_the_folder_of_a_model_is_refused_in_one_line(run, tmp_path):
+    folder = tmp_path / "hub"
+    lc.CertifiedModel(run).save_pretrained(folder)
+    for path in (folder / "config.json", folder / "model.safetensors", tmp_path, "not/a/model", "a b"):
+        for load in (lc.CertifiedModel, lc.CertifiedModel.from_pretrained):
+            with pytest.raises(ValueError, match=r"got.*\.$") as refusal:
+                load(path)
+            assert len(str(refusal.value).splitlines()) == 1
+    for name in ("model.safetensors", "certificate.json"):
+        changed = Path(shutil.copytree(folder, tmp_path / f"without-{name}"))
+        (changed / name).unlink()
+        for _ in range(2):  # missing, then a folder
+            with pytest.raises(ValueError, match=rf"{name}.*got|got.*{name}"):
+                lc.CertifiedModel.from_pretrained(changed)
+            (changed / name).mkdir(exist_ok=True)
+
+
+def test_the_card_names_the_assumptions(run, tmp_path):
+    network, shape = with_activation("tanh")
+    links, x = chain(network, shape), example_inputs(shape, 4)
+    write_certificate(tmp_path, links, network, x, certify(links, x, network(x).argmax(dim=1)))
+    assert Certificate.of_folder(tmp_path).assumes == ("tanh within 8 ulp",)
+    card = " ".join(lc.CertifiedModel(tmp_path).generate_model_card().content.split())
+    assert (
+        "The certificate assumes that the platform computes tanh within 8 units in the last place; the checker "
+        "verifies everything else." in card
+    )
+    content = Certificate.of_folder(tmp_path).content
+    content["assumes"] = ["elu within 8 ulp", "tanh within 8 ulp"]
+    (tmp_path / "certificate.json").write_text(json.dumps(content))
+    card = " ".join(lc.CertifiedModel(tmp_path).generate_model_card().content.split())
+    assert "elu within 8 units in the last place and tanh within 8 units in the last place;" in card
+    assert Certificate.of_folder(run).assumes == ()
+    assert "assumes" not in lc.CertifiedModel(run).generate_model_card().content
 
 
 def test_the_card_states_the_guarantee(run):

@@ -24,6 +24,7 @@ from lipcert.data.pickles import read_pickle
 
 BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 SIDE, PIXELS, BYTES = 32, 1024, 3072
+MOST_CLASSES, LONGEST_NAME = 256, 256  # a label is one byte
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -55,8 +56,16 @@ def _read_cifar100(files: Files, split: Split) -> ImageData:
     images, labels = _python_batch(files, split, key=b"fine_labels")
     name = files.ending("meta")
     names = read_pickle(files.read(name), f"{files.path}: {name}").get(b"fine_label_names")
-    if not isinstance(names, list) or not all(isinstance(n, bytes | str) for n in names):
-        raise ValueError(f"{files.path}: {name}: expected a list fine_label_names; got none. Fetch it again.")
+    # A short file can repeat one long string many times, so the lengths are checked before anything is decoded.
+    if (
+        not isinstance(names, list)
+        or len(names) > MOST_CLASSES
+        or not all(isinstance(n, bytes | str) and len(n) <= LONGEST_NAME for n in names)
+    ):
+        raise ValueError(
+            f"{files.path}: {name}: expected a list fine_label_names of at most {MOST_CLASSES} names of at most "
+            f"{LONGEST_NAME} letters; got something else. Fetch it again."
+        )
     classes = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names)
     return _data(images, labels, classes, files, split)
 

@@ -1,8 +1,8 @@
-"""``export``: a frozen network as a file, which is then read back, compared bit for bit and proved again.
+"""``export`` writes a frozen network to a file, reads it back, compares it bit for bit and proves it again.
 
 The constants are proved from the tensors of the *file*. The program in it must give the logits of a float64
 evaluation within the proved error bound of float32 (docs/certificate.md, u = 2⁻²⁴, sums in any order), and within
-SLACK·ε of the largest vector on the way, which is far tighter and what an honest runtime achieves.
+SLACK·ε of the largest norm between two layers, which is far tighter and which correct runtimes achieve.
 
 Rounding: error bounds up. A certificate is about real and float64 arithmetic; an exported program runs in float32.
 """
@@ -23,7 +23,7 @@ from lipcert.certification.certificate import sha256_of
 from lipcert.certification.certify import errors_along, logit_errors, require_provable, walk
 from lipcert.errors import NotCertified, one_of
 from lipcert.exports import programs
-from lipcert.exports.files import Certificate, read_network, tensors_differ, unfinished, write_network
+from lipcert.exports.files import Certificate, atomic_file, read_network, tensors_differ, write_network
 from lipcert.exports.records import describe, rebuild
 from lipcert.proofs.audit import Chain, chain
 from lipcert.proofs.operation import ROUND, Shape
@@ -36,7 +36,7 @@ SUFFIX: dict[str, str] = {
     "onnx": ".onnx",
     "safetensors": ".safetensors",
 }
-SLACK = 1024  # multiples of ε: some ten per layer, for a hundred layers
+SLACK = 1024  # multiples of ε: about ten per layer, for a hundred layers
 
 
 class ExportChanged(NotCertified):
@@ -45,28 +45,28 @@ class ExportChanged(NotCertified):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was found in the file; ``str()`` says it in a few lines."""
+    """What was found in the file; ``str()`` is a summary in a few lines."""
 
     path: Path
     to: Format
-    tensors: int  # in the file, equal bit for bit
-    witnesses: int  # of the proof alone: no program computes with them
-    certificate: Certificate | None  # that the tensors were compared with
+    tensors: int  # how many the file holds, all equal bit for bit
+    witnesses: int  # how many tensors only the proof needs; a program does not compute with them
+    certificate: Certificate | None  # with which the tensors were compared
     lipschitz: float  # of the backbone, proved from the tensors of the file
-    difference: float  # largest, of a logit, from float64
-    allowed: float  # by the proof for float32; infinite where there is none
+    difference: float  # the largest between a logit of the file and its float64 value
+    allowed: float  # what the proof for float32 allows; infinite if there is none
+    assumes: tuple[str, ...] = ()  # what ``allowed`` assumes about the runtime, such as "tanh within 8 ulp"
 
     def __str__(self) -> str:
         source = "the frozen network" if self.certificate is None else "certificate.json"
-        left = f"; {self.witnesses} witnesses are of the proof alone and stay with it" if self.witnesses else ""
-        allowed = (
-            f"{self.allowed:.1e} are allowed by its proof" if math.isfinite(self.allowed) else "no proof bounds it"
-        )
+        left = f"; {self.witnesses} more are needed by the proof alone" if self.witnesses else ""
+        allowed = f"the proof allows {self.allowed:.1e}" if math.isfinite(self.allowed) else "no proof bounds it"
+        allowed += f", assuming {' and '.join(self.assumes)}" if self.assumes else ""
         return (
             f"{self.path}\n"
             f"{self.tensors} tensors equal those of {source} bit for bit{left}.\n"
             f"Proved again from the file: L of the backbone at most {self.lipschitz:.9f}.\n"
-            f"In float32 its logits differ from float64 by at most {self.difference:.1e}; {allowed}."
+            f"Its float32 logits differed from float64 by at most {self.difference:.1e}; {allowed}."
         )
 
 
@@ -79,20 +79,20 @@ def export(
     certificate: Certificate | None = None,
     inputs: Tensor | None = None,
 ) -> ExportReport:
-    """Write a frozen network to ``path``, read the file back and compare; no file is left if they differ.
+    """Write a frozen network to ``path``, read the file back and compare; delete the file if they differ.
 
     Args:
         network: what ``lipcert.freeze`` returned.
         to: "torch" or "safetensors" (for ``lipcert.load_frozen``; the second with the certificate inside),
-            "torch-export" or "onnx" (a program, with any batch size).
-        input_shape: of one input.
-        certificate: of this network; "safetensors" needs it.
+            "torch-export" or "onnx" (a program for any batch size).
+        input_shape: the shape of one input.
+        certificate: the certificate of this network, which "safetensors" needs.
         inputs: float32 examples (N, …) to run the program on; by default random ones in [0, 1].
 
     Raises:
         ValueError: for a network that is not frozen, a wrong suffix, a missing package.
         NotCertified: for a layer without proof, or one that the format of certificates does not have.
-        ExportChanged: where the file holds other numbers or computes something else.
+        ExportChanged: if the file holds other numbers or computes something else.
     """
     path, shape = Path(path), tuple(input_shape)
     one_of("to", to, get_args(Format))
@@ -107,13 +107,13 @@ def export(
     require_provable(links)
     if any(part.assumed for part in links.parts):
         raise NotCertified(
-            "an exported network is proved; got a layer whose constant is a user's word. Replace it."
+            "every layer of an exported network must be proved; got one whose constant is assumed. Replace it."
         )
     _require_certified(links, to, certificate)
-    with unfinished(path) as file:
+    with atomic_file(path) as file:
         try:
             _write(file, network, links, to, certificate)
-        except RuntimeError as error:  # torch's word for a full disk and for what it cannot translate
+        except RuntimeError as error:  # torch raises it for a full disk and for what it cannot translate
             first = (str(error).splitlines() or [type(error).__name__])[0][:160]
             raise ValueError(
                 f"{path} could not be written; got {first}. Free some space, or use --to torch."
@@ -126,7 +126,7 @@ def export(
         x = example_inputs(shape) if inputs is None else inputs
         difference, allowed = _compare_outputs(proved, run, x, path)
     left = len(network.state_dict()) - count
-    return ExportReport(path, to, count, left, certificate, proved.backbone, difference, allowed)
+    return ExportReport(path, to, count, left, certificate, proved.backbone, difference, allowed, proved.assumes)
 
 
 def example_inputs(shape: Shape, count: int = 8) -> Tensor:
@@ -134,11 +134,11 @@ def example_inputs(shape: Shape, count: int = 8) -> Tensor:
 
 
 def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (N, …) → (N, C), (N, C)
-    """(float64 logits, how far float32 ones may be from them, the largest norm on the way)."""
+    """(float64 logits, how far float32 logits may be from them, the largest norm between two layers)."""
     with torch.no_grad():
         logits, sizes = walk(links, x.double())
         bound = torch.zeros_like(logits)
-        for u in (U32, U64):  # each is so far from the exact logits
+        for u in (U32, U64):  # the distance of both from the exact logits
             err, norms = errors_along(links, sizes, torch.zeros(len(x), dtype=torch.float64), u)
             rows = torch.ones(logits.shape[1]).double() if links.head is None else links.head.norms
             bound = (bound + rows * err[:, None] + logit_errors(links, norms, u)) * ROUND
@@ -167,7 +167,7 @@ def _write(file: Path, network: nn.Module, links: Chain, to: Format, certificate
             notes["lipcert_certificate_sha256"] = certificate.sha256
         programs.write_onnx(file, network, links.input_shape, notes)
     else:
-        write_network(file, describe(links), links.input_shape, certificate if to == "safetensors" else None)
+        write_network(file, describe(links), certificate if to == "safetensors" else None)
 
 
 def _read(file: Path, to: Format) -> tuple[dict[str, Tensor], Any]:
@@ -176,14 +176,14 @@ def _read(file: Path, to: Format) -> tuple[dict[str, Tensor], Any]:
     if to == "onnx":
         return programs.read_onnx(file)
     records, _ = read_network(file)
-    return records.tensors, rebuild(records.layers, records.tensors)
+    return records.tensors, rebuild(records)
 
 
 def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Format) -> tuple[nn.Module, int]:
     """The network with the tensors of the file, and their number, if none is missing, added or changed."""
     own = network.state_dict()
     expected = describe(links).tensors if to in ("torch", "safetensors") else own
-    if to == "onnx":  # a graph holds what it computes with
+    if to == "onnx":  # a graph holds only what it computes with
         expected = {name: value for name, value in own.items() if not name.endswith("witness")}
     if different := tensors_differ({name: sha256_of(value) for name, value in expected.items()}, found):
         raise ExportChanged(
@@ -195,10 +195,10 @@ def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Fo
 
 
 def _compare_outputs(links: Chain, run: Any, x: Tensor, path: Path) -> tuple[float, float]:
-    """(largest difference, the bound there): within the proved bound and within SLACK·ε of what is computed."""
+    """(largest difference, its proved bound); raises unless all are within that bound and within SLACK·ε."""
     logits, bound, size = float32_bound(links, x)
     with torch.no_grad():
-        found = torch.cat([run(x[:1]), run(x[1:])]) if len(x) > 1 else run(x)  # two sizes of the batch
+        found = torch.cat([run(x[:1]), run(x[1:])]) if len(x) > 1 else run(x)  # two batch sizes
     fits = found.shape == logits.shape
     difference = (found.double() - logits).abs() if fits else torch.full_like(logits, math.inf)
     limit = bound.clamp_max(SLACK * 2 * U32 * max(size, 1.0))

@@ -1,14 +1,18 @@
-"""Tensor files with the network in their header, for ``load_frozen`` and for anything that reads safetensors.
+"""Tensor files with the network in their header, for ``load_frozen`` and for every reader of safetensors.
 
 The header holds either the layers alone (``lipcert_layers``) or a whole certificate (``lipcert_certificate`` and
-its sha256). Files are written in a folder of their own beside their place and moved when they are complete: what
-has the final name has been read back and compared. Reading executes nothing.
+its sha256). A file is written in a new folder beside its final place and moved when it is complete, so a file with
+the final name has been read back and compared.
+
+Files come from others. Reading one executes nothing, and a file that is damaged, malformed or too large raises
+ValueError.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator
@@ -22,78 +26,87 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lipcert.certification.certificate import FORMAT, sha256_of
-from lipcert.exports.records import Records, rebuild
+from lipcert.exports.records import MOST_ENTRIES, MOST_LAYERS, Records, Shape, rebuild, show
 
 LAYERS, CERTIFICATE, DIGEST = "lipcert_layers", "lipcert_certificate", "lipcert_certificate_sha256"
 FROZEN = "lipcert-frozen-1"
+LONGEST_JSON = 2**26  # bytes
+MOST_TENSORS = 5 * MOST_LAYERS  # a layer has at most five
+MOST_AXES = 8  # of one input
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The text of a ``certificate.json`` and what it says; read, not checked: that is what check.py is for."""
+    """The text of a ``certificate.json`` and its content.
+
+    The content has the right form, but nothing in it is verified: that is the task of check.py.
+    """
 
     text: str
     content: dict[str, Any]
 
     @classmethod
     def parse(cls, text: str, where: Path) -> Certificate:
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError):
-            content = None
+        content = parse_json(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT or not _well_formed(content):
-            raise ValueError(f"{where} must hold a certificate of format {FORMAT}; got none. Run lipcert certify.")
+            raise ValueError(
+                f"{where} must hold a certificate of format {FORMAT}; got something else. Run lipcert certify."
+            )
         return cls(text, content)
 
     @classmethod
     def of_folder(cls, folder: Path) -> Certificate | None:
-        """That of a run, or of a folder of the hub."""
+        """The certificate of a run or of a downloaded model; None if the folder has none."""
         path = folder / "certificate.json"
-        return cls.parse(path.read_text(encoding="utf-8", errors="replace"), path) if path.is_file() else None
+        return cls.parse(read_text(path), path) if path.is_file() else None
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
+    def input_shape(self) -> Shape:
         return tuple(self.content["input_shape"])
 
     @property
     def lipschitz(self) -> float:
         return float.fromhex(self.content["lipschitz"])
 
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What the certificate assumes about the platform, such as "tanh within 8 ulp"."""
+        return tuple(self.content["assumes"])
+
     def certified_accuracy(self, radius: float) -> float:
-        """The share of its inputs that keep the right class within more than ``radius``."""
+        """The share of the inputs that have the right class and keep it within more than ``radius``."""
         radii = [float.fromhex(claim[2]) for claim in self.content["claims"]]
         return sum(r > radius for r in radii) / self.content["inputs"]["count"]
 
     def differs_from(self, records: Records) -> str | None:
-        """The first thing in which it is not about that network, bit for bit; None if it is."""
+        """What in the certificate is not about that network, bit for bit; None if everything is."""
         if different := tensors_differ(self.content["tensors"], records.tensors):
             return different
-        for index, (said, found) in enumerate(zip(self.content["layers"], records.layers, strict=False)):
-            if {**said, "lipschitz": ""} != {**found, "lipschitz": ""}:
+        for index, (claimed, actual) in enumerate(zip(self.content["layers"], records.layers, strict=False)):
+            if {**claimed, "lipschitz": ""} != {**actual, "lipschitz": ""}:
                 return f"layer {index}"
-        same = len(self.content["layers"]) == len(records.layers)
-        return None if same else "the number of layers"
+        if len(self.content["layers"]) != len(records.layers):
+            return "number of layers"
+        return None if self.input_shape == records.input_shape else "input shape"
 
 
 def tensors_differ(hashes: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
-    """A tensor that is there and not here, or has other bits; None if all agree."""
+    """A tensor that only one side has, or that has other bits; None if all agree."""
     for name in sorted(hashes.keys() | tensors.keys()):
         if name not in hashes or name not in tensors or sha256_of(tensors[name]) != hashes[name]:
-            return f"tensor {name}"
+            return f"tensor {name if name.isprintable() and len(name) < 100 else show(name)}"
     return None
 
 
-def write_network(
-    path: Path, records: Records, input_shape: tuple[int, ...], certificate: Certificate | None = None
-) -> None:
-    """The tensors with their layers, or with the certificate that lists them, in the header."""
+def write_network(path: Path, records: Records, certificate: Certificate | None = None) -> None:
+    """Write the tensors, with their layers or with the certificate that lists them in the header."""
     if certificate is None:
-        said = {"format": FROZEN, "input_shape": list(input_shape), "layers": records.layers}
-        notes = {LAYERS: json.dumps(said, ensure_ascii=False)}
+        content = {"format": FROZEN, "input_shape": list(records.input_shape), "layers": records.layers}
+        notes = {LAYERS: json.dumps(content, ensure_ascii=False)}
     else:
         notes = {CERTIFICATE: certificate.text, DIGEST: certificate.sha256}
     # safetensors writes several notes in no fixed order, and equal networks must give equal files.
@@ -107,68 +120,76 @@ def write_network(
 
 
 def read_network(path: Path) -> tuple[Records, Certificate | None]:
-    """What ``write_network`` wrote. A certificate must agree with its own hash and with the tensors."""
-    notes, tensors = _open(path)
+    """Read what ``write_network`` wrote; a certificate must agree with its own hash and with the tensors."""
+    notes = _read_notes(path)
     if CERTIFICATE in notes:
         certificate = Certificate.parse(notes[CERTIFICATE], path)
         if certificate.sha256 != notes.get(DIGEST):
-            raise ValueError(f"{path}: the certificate must have the sha256 beside it; got another. Export again.")
-        _require_same(certificate, tensors, path)
-        return Records(certificate.content["layers"], tensors), certificate
-    try:
-        said = json.loads(notes.get(LAYERS, "null"))
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or said.get("format") != FROZEN or not isinstance(said.get("layers"), list):
+            raise ValueError(
+                f"{path}: the certificate must have the sha256 beside it; got another. Export the network again."
+            )
+        return _certified_records(certificate, path), certificate
+    content = parse_json(notes.get(LAYERS, "null"))
+    if (
+        not isinstance(content, dict)
+        or content.keys() != {"format", "input_shape", "layers"}
+        or content["format"] != FROZEN
+        or not isinstance(content["layers"], list)
+    ):
         raise ValueError(f"{path} must be a network exported by lipcert; got another file. Run lipcert export.")
-    return Records(said["layers"], tensors), None
+    shape = content["input_shape"]
+    if not _is_shape(shape):
+        raise ValueError(f"{path} must say the shape of one input; got {show(shape)}. Export the network again.")
+    return Records(content["layers"], _read_tensors(path), tuple(shape)), None
 
 
-def exported_shape(path: Path) -> tuple[int, ...] | None:
+def exported_shape(path: Path) -> Shape | None:
     """The shape of one input of an exported network; None for another kind of file."""
-    notes, _ = _open(path)
-    if CERTIFICATE not in notes and LAYERS not in notes:
+    if not {CERTIFICATE, LAYERS} & _read_notes(path).keys():
         return None
-    _, certificate = read_network(path)
-    said = json.loads(notes[LAYERS]) if certificate is None else certificate.content
-    shape = said.get("input_shape")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 2**20 for size in shape):
-        raise ValueError(f"{path} must say the shape of one input; got {shape!r}. Export again.")
-    return tuple(shape)
+    return read_network(path)[0].input_shape
 
 
 def load_frozen(path: str | Path) -> nn.Sequential:
-    """The frozen network of an exported file, or of a folder with a certificate; nothing in it is executed.
+    """Load the frozen network of an exported file, or of a folder with a certificate; nothing in it is executed.
 
     Args:
-        path: what ``lipcert export --to torch`` or ``--to safetensors`` wrote, or a folder with certificate.json.
+        path: a file that ``lipcert export --to torch`` or ``--to safetensors`` wrote, or a folder with
+            certificate.json.
 
     Raises:
-        ValueError: for another file, a damaged one, or tensors that are not those of the certificate.
+        ValueError: for another kind of file, a damaged one, or tensors that are not those of the certificate.
+        OSError: for a file that cannot be read.
     """
     place = Path(path)
     if place.is_dir():
-        certificate = Certificate.of_folder(place)
-        if certificate is None:
-            raise ValueError(f"{place} must hold certificate.json; got none. Run lipcert certify.")
-        weights = beside(place, certificate.content["weights"])
-        tensors = _open(weights)[1]
-        _require_same(certificate, tensors, weights)
-        return rebuild(certificate.content["layers"], tensors)
-    records, _ = read_network(place)
-    return rebuild(records.layers, records.tensors)
+        return load_certified(place)[0]
+    return rebuild(read_network(place)[0])
+
+
+def load_certified(folder: Path) -> tuple[nn.Sequential, Certificate]:
+    """Load the frozen network of a folder with certificate.json, and the certificate; raises as ``load_frozen``."""
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder with certificate.json; got {folder}. Pass the folder of a run.")
+    certificate = Certificate.of_folder(folder)
+    if certificate is None:
+        raise ValueError(f"{folder} must hold certificate.json; got none. Run lipcert certify.")
+    records = _certified_records(certificate, beside(folder, certificate.content["weights"]))
+    return rebuild(records), certificate
 
 
 def beside(folder: Path, name: object) -> Path:
-    """A file of that folder, by its plain name."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise ValueError(f"{folder}: a certificate names files of its own folder; got {name!r:.60}. Certify again.")
+    """The file of that plain name in ``folder``."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise ValueError(
+            f"{folder}: a certificate names files of its own folder; got {show(name)}. Run lipcert certify again."
+        )
     return folder / name
 
 
 @contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
-    """A file of that name in a new folder beside ``path``, moved there if the block ends well, else deleted."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A path for writing, moved to ``path`` if the block ends without an error and deleted otherwise."""
     if not path.parent.is_dir():
         raise ValueError(f"the folder of {path} must exist; got none. Make it, or choose another --out.")
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
@@ -177,38 +198,118 @@ def unfinished(path: Path) -> Iterator[Path]:
         written.replace(path)
 
 
-def _open(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def read_text(path: Path) -> str:
+    """The text of a JSON file, unless it is too long."""
+    if path.stat().st_size > LONGEST_JSON:
+        raise ValueError(f"{path} must have at most {LONGEST_JSON:,} bytes; got more. Use the original file.")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def parse_json(text: str) -> Any:
+    """The content of a JSON text; None if it is too long, is not JSON, or has a name twice in one object.
+
+    Half a surrogate pair is not accepted either, because no text with it can be written to a file.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) != len(pairs):
+            raise ValueError("a name occurs twice")
+        return content
+
+    if len(text) > LONGEST_JSON:
+        return None
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+        if "\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return content
+
+
+def _read_notes(path: Path) -> dict[str, str]:
+    """The metadata in the header of a safetensors file."""
+    with _archive(path) as archive:
+        return archive.metadata() or {}
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, all of them float32 or float64."""
+    with _archive(path) as archive:
+        names = list(archive.keys())
+        if len(names) > MOST_TENSORS:
+            raise ValueError(
+                f"{path} must hold at most {MOST_TENSORS} tensors; got {len(names)}. Export a smaller network."
+            )
+        for name in names:
+            dtype = archive.get_slice(name).get_dtype()
+            if dtype not in ("F32", "F64"):
+                raise ValueError(
+                    f"{path}: tensor {show(name)} must be float32 or float64; got {dtype}. Export it again."
+                )
+        return {name: archive.get_tensor(name) for name in names}
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[Any]:
+    """An open safetensors file, whose errors are ValueErrors."""
     if not path.is_file():
         raise ValueError(f"expected a file that lipcert exported; got {path}. Run lipcert export.")
     try:
         with safe_open(path, framework="pt") as archive:
-            return archive.metadata() or {}, {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+            yield archive
     except (SafetensorError, OSError) as error:
         first = (str(error).splitlines() or [""])[0][:120]
-        raise ValueError(f"{path} must be an undamaged safetensors file; got {first}. Export again.") from None
+        raise ValueError(f"{path} must be an undamaged safetensors file; got: {first}. Export it again.") from None
 
 
-def _require_same(certificate: Certificate, tensors: dict[str, Tensor], path: Path) -> None:
+def _certified_records(certificate: Certificate, path: Path) -> Records:
+    """The layers of the certificate with the tensors of the file at ``path``, whose hashes it lists."""
+    tensors = _read_tensors(path)
     if different := tensors_differ(certificate.content["tensors"], tensors):
         raise ValueError(
-            f"{path} must hold the tensors of its certificate; got a change in {different}. Export again."
+            f"{path} must hold the tensors of its certificate; got a change in {different}. Export it again."
         )
+    return Records(certificate.content["layers"], tensors, certificate.input_shape)
+
+
+def _is_shape(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= MOST_AXES
+        and all(type(size) is int and 0 < size <= MOST_ENTRIES for size in value)
+        and math.prod(value) <= MOST_ENTRIES
+    )
 
 
 def _well_formed(content: dict[str, Any]) -> bool:
-    """The fields that this room reads; the checker reads all of them."""
+    """Whether the fields that are used in ``exports`` have the right form; the checker reads all fields."""
     try:
-        shape, inputs = content["input_shape"], content["inputs"]
-        float.fromhex(content["lipschitz"])
+        inputs, assumes = content["inputs"], content["assumes"]
         return (
-            all(type(size) is int and size > 0 for size in shape)
+            content["norm"] == "L2"
+            and content["arithmetic"] == "float64"
+            and isinstance(assumes, list)
+            and all(isinstance(text, str) for text in assumes)
+            and _is_shape(content["input_shape"])
+            and isinstance(content["weights"], str)
             and isinstance(content["layers"], list)
             and all(isinstance(layer, dict) for layer in content["layers"])
             and all(isinstance(value, str) for value in content["tensors"].values())
+            and math.isfinite(float.fromhex(content["lipschitz"]))
+            and isinstance(inputs["file"], str)
+            and inputs["divide_by"] in (255, None)
             and type(inputs["count"]) is int
+            and len(content["claims"]) <= inputs["count"] < 2**63
             and inputs["count"] > 0
             and isinstance(inputs["about"], str)
-            and all(len(claim) == 3 and float.fromhex(claim[2]) > 0 for claim in content["claims"])
+            and all(_is_claim(claim) for claim in content["claims"])
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return False
+
+
+def _is_claim(value: object) -> bool:
+    """Whether ``value`` is [index, label, radius], the radius positive and written by float.hex."""
+    return isinstance(value, list) and len(value) == 3 and 0 < float.fromhex(value[2]) < math.inf

@@ -2,12 +2,13 @@
 
 A folder holds model.safetensors, certificate.json with its inputs, the checker and a README that states the
 guarantee; every number in the README follows from the certificate. Loading compares the tensors with the hashes of
-the certificate and unpickles nothing. Whether the certificate is true is for check.py to say.
+the certificate and unpickles nothing. It does not verify the certificate: check.py does.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -15,12 +16,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lipcert.exports.files import Certificate, beside, load_frozen, unfinished, write_network
+from lipcert.exports.files import (
+    Certificate,
+    atomic_file,
+    beside,
+    load_certified,
+    parse_json,
+    read_text,
+    write_network,
+)
 from lipcert.exports.records import describe
 from lipcert.proofs.audit import chain
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
+    from huggingface_hub.errors import HFValidationError
 except ImportError:
     raise ImportError(
         "the hub needs the package huggingface_hub; got none installed. Run pip install 'lipcert[export]'."
@@ -34,17 +44,18 @@ OF_A_RUN = ("state.pt", "metrics.jsonl", "imported.json", "certified.jsonl")
 class CertifiedModel(nn.Module, PyTorchModelHubMixin):
     """The network that a certificate is about, from a folder that holds both: a run, or a download.
 
-    ``network`` is the frozen network, ``certificate`` what is claimed of it.
+    ``network`` is the frozen network and ``certificate`` is what is claimed about it.
+
+    Raises:
+        ValueError: for a folder without a certificate, or whose files are damaged or belong to another network.
+        OSError: for a file that cannot be read.
     """
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.folder = Path(folder)
-        self.network = load_frozen(self.folder)
-        certificate = Certificate.of_folder(self.folder)
-        assert certificate is not None  # load_frozen needed it
-        self.certificate = certificate
-        self._hub_mixin_config = {"library": "lipcert", "input_shape": list(certificate.input_shape)}
+        self.network, self.certificate = load_certified(self.folder)
+        self._hub_mixin_config = {"library": "lipcert", "input_shape": list(self.certificate.input_shape)}
 
     def forward(self, x: Tensor) -> Tensor:  # (N, *input_shape) → (N, classes)
         return self.network(x)
@@ -59,9 +70,10 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         model_card_kwargs: dict[str, Any] | None = None,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """Write the folder; its README is written anew, so that it states what this certificate says.
+        """Write the folder, with a new README that states what this certificate says.
 
-        ``config`` and ``model_card_kwargs`` are of the mixin's signature: there is nothing in them to choose.
+        ``config`` and ``model_card_kwargs`` belong to the signature of the mixin and must be left out, because both
+        follow from the certificate.
         """
         target = Path(save_directory)
         if config not in (None, self._hub_mixin_config) or model_card_kwargs:
@@ -78,9 +90,9 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         records = describe(chain(self.network, certificate.input_shape))
         if different := certificate.differs_from(records):
             raise ValueError(f"the network must be the certified one; got another {different}. Load it again.")
-        with unfinished(save_directory / WEIGHTS) as path:
-            write_network(path, records, certificate.input_shape)
-        with unfinished(save_directory / inputs.name) as path:
+        with atomic_file(save_directory / WEIGHTS) as path:
+            write_network(path, records)
+        with atomic_file(save_directory / inputs.name) as path:
             shutil.copyfile(inputs, path)
         texts = {
             "check.py": (resources.files("lipcert") / "check.py").read_text(encoding="utf-8"),
@@ -89,7 +101,7 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
             "certificate.json": renamed,  # last: where it is, the rest is
         }
         for name, text in texts.items():
-            with unfinished(save_directory / name) as path:
+            with atomic_file(save_directory / name) as path:
                 path.write_text(text, encoding="utf-8")
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
@@ -97,38 +109,85 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         return ModelCard(model_card(self.certificate))
 
     @classmethod
-    def _from_pretrained(  # type: ignore[override]
+    def from_pretrained(  # type: ignore[override]
         cls,
+        pretrained_model_name_or_path: str | Path,
         *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
         map_location: str = "cpu",
     ) -> CertifiedModel:
-        folder = model_id
-        if not Path(model_id).is_dir():
-            folder = snapshot_download(
-                model_id,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                local_files_only=local_files_only,
-                token=token,
-                allow_patterns=["*.safetensors", "certificate.json", "config.json"],
+        """Load a model from a folder, or download it from the hub first.
+
+        The mixin would pass what config.json says to the constructor. Here the certificate says everything, and a
+        config.json must agree with it.
+
+        Raises:
+            ValueError: as the constructor, and for a config.json that does not belong to the certificate.
+            OSError: for a file that cannot be read, or a model that cannot be downloaded.
+        """
+        place = Path(pretrained_model_name_or_path)
+        if place.exists() and not place.is_dir():
+            raise ValueError(
+                f"expected a folder or the name of a model on the hub; got the file {place}. Pass its folder."
             )
-        return cls(folder).to(map_location).eval()
+        folder = str(place)
+        if not place.is_dir():
+            try:
+                folder = snapshot_download(
+                    str(pretrained_model_name_or_path),
+                    revision=revision,
+                    cache_dir=cache_dir,
+                    force_download=force_download,
+                    local_files_only=local_files_only,
+                    token=token,
+                    allow_patterns=["*.safetensors", "certificate.json", "config.json"],
+                )
+            except HFValidationError:
+                raise ValueError(
+                    f"expected a folder or the name of a model on the hub, such as someone/model; got "
+                    f"{place}. Check the spelling."
+                ) from None
+        model = cls(folder)
+        model._require_config(Path(folder) / "config.json")
+        return model.to(map_location).eval()
+
+    def _require_config(self, path: Path) -> None:
+        """Raise ValueError if there is a config.json that does not agree with the certificate."""
+        if not path.exists():
+            return  # the folder of a run has none
+        config = parse_json(read_text(path)) if path.is_file() else None
+        if config != self._hub_mixin_config:
+            raise ValueError(
+                f"{path} must hold {json.dumps(self._hub_mixin_config)}, which follows from the certificate; got "
+                "something else. Delete it, or download the model again."
+            )
+
+
+def _assumptions(certificate: Certificate) -> str:
+    """One sentence about what the certificate assumes of the platform; empty if it assumes nothing."""
+    if not certificate.assumes:
+        return ""
+    texts = [re.sub(r"\bulp\b", "units in the last place", _one_line(text)) for text in certificate.assumes]
+    listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return f"\n\nThe certificate assumes that the platform computes {listed}; the checker verifies everything else."
+
+
+def _one_line(text: str) -> str:
+    """Text of a certificate as part of a line, also of a line in a table."""
+    return " ".join(text.split()).replace("|", "/")
 
 
 def model_card(certificate: Certificate) -> str:
-    """What is guaranteed, for which inputs, how to check it, and what is not."""
+    """Say what is guaranteed, for which inputs, how to check it, and what is not claimed."""
     content, inputs = certificate.content, certificate.content["inputs"]
     shape = "×".join(str(size) for size in certificate.input_shape)
     radii = {"any": 0.0, **RADII}
     shares = [f"{100 * certificate.certified_accuracy(radius):.2f}" for radius in radii.values()]
-    about = " ".join(inputs["about"].split()).replace("|", "/") or "not named"
+    about = _one_line(inputs["about"]) or "not named"
     task = "pipeline_tag: image-classification\n" if len(certificate.input_shape) == 3 else ""
     values = "bytes divided by 255" if inputs["divide_by"] == 255 else "float32 numbers as they are"
     return f"""---
@@ -144,7 +203,7 @@ library_name: lipcert
 
 `certificate.json` lists {len(content["claims"]):,} inputs, each with its class and a radius: every input closer to
 it than that radius, in the **{content["norm"]}** norm, is given that class. This holds for the stored numbers, in
-real arithmetic and in **{content["arithmetic"]}** with sums in any order.
+real arithmetic and in **{content["arithmetic"]}** with sums in any order.{_assumptions(certificate)}
 
 | | |
 |---|---|

@@ -1,8 +1,8 @@
-"""A frozen network as a program: torch.export and ONNX, with the batch free, and their tensors read back.
+"""Write a frozen network as a program for any batch size, by torch.export or in ONNX, and read its tensors back.
 
 Nothing is folded: a constant computed in advance would be a tensor that no proof is about. So the ONNX graph is not
-optimised here (a runtime does that for itself), and the reader reports every floating constant of more than one
-entry. Paths of this machine, which both exporters note down, are removed.
+optimized here (a runtime optimizes it when it loads it), and the reader reports every floating constant of more
+than one entry. Both exporters note paths of this machine, which are removed.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], not
             dynamo=True,
             optimize=False,
             verbose=False,
+            custom_translation_table=_translations(),
         )
     assert made is not None
     model = made.model_proto
@@ -70,6 +71,38 @@ def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], not
     onnx.helper.set_model_props(model, notes)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
+
+
+def _translations() -> dict[Any, Callable[..., Any]]:
+    """Smooth activations in operators of ONNX that keep a small relative error, as their rounding bounds assume.
+
+    The usual translations do not: torch writes softplus as log(eˣ + e⁰), which overflows above 88, and onnxruntime
+    computes ELU as eˣ − 1, which loses a small x, and cuts sigmoid off below −18.
+    """
+    op = getattr(extra("onnxscript"), f"opset{OPSET}")
+
+    def sigmoid(x: Any) -> Any:  # 1/(1 + e⁻ˣ)
+        return op.Reciprocal(op.Add(op.Exp(op.Neg(x)), 1.0))
+
+    def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+        # eˣ − 1 = 2t/(1 − t) with t = tanh(x/2), where nothing cancels for x ≤ 0.
+        t = op.Tanh(op.Mul(op.Min(x, 0.0), input_scale / 2))
+        below = op.Div(op.Mul(t, 2.0 * alpha), op.Sub(1.0, t))
+        return op.Mul(op.Where(op.Greater(x, 0.0), x, below), scale)
+
+    def logaddexp(x: Any, y: Any) -> Any:  # softplus is the case y = 0
+        # max(x, y) + log1p(t) with t = e^−|x − y|. ONNX has no log1p, and log(1 + t) loses a small t. With
+        # u = 1 + t rounded, t·log(u)/(u − 1) does not, because the errors of both factors cancel; if u = 1, it is
+        # t itself.
+        t = op.Exp(op.Neg(op.Abs(op.Sub(x, y))))
+        u = op.Add(t, 1.0)
+        difference = op.Sub(u, 1.0)
+        lost = op.Equal(difference, 0.0)
+        quotient = op.Div(op.Log(u), op.Where(lost, u, difference))
+        return op.Add(op.Max(x, y), op.Where(lost, t, op.Mul(t, quotient)))
+
+    aten = torch.ops.aten
+    return {aten.sigmoid.default: sigmoid, aten.elu.default: elu, aten.logaddexp.default: logaddexp}
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
