@@ -33,7 +33,8 @@ from lipcert.data.catalogue import CATALOGUE, Entry, prepared_path
 from lipcert.data.dataset import ImageData, image_data
 from lipcert.data.files import open_files
 from lipcert.data.idx import parse_idx
-from lipcert.data.images import decode
+from lipcert.data.images import decode, decode_all
+from lipcert.data.npz import open_npz
 from lipcert.data.pickles import read_pickle
 from lipcert.data.registry import load_data, prepare, verify
 from lipcert.errors import DataNotFound
@@ -1260,3 +1261,91 @@ def test_files_keep_their_order(tmp_path):
         assert zlib.crc32(files.read("test_batch.bin")) == zlib.crc32(
             (tmp_path / "files/test_batch.bin").read_bytes()
         )
+
+
+# ---------------------------------------------------------------- what a second hostile review found
+
+
+def test_a_png_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
+    """Pillow runs Ghostscript for EPS files, whatever their name."""
+    tools, started = tmp_path / "bin", tmp_path / "started"
+    tools.mkdir()
+    (tools / "gs").write_text(f"#!/bin/sh\ntouch {started}\n")
+    (tools / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    for split in ("train", "test"):
+        folder = tmp_path / "data" / split / "cat"
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(eps)
+    with pytest.raises(ValueError, match="image"):
+        load_data(str(tmp_path / "data"), "test")
+    assert not started.exists()
+
+
+def test_a_sparse_tar_is_refused(tmp_path):
+    """A hole of 3 GB takes no space in the archive."""
+    header = tarfile.TarInfo("test_batch")
+    header.size = 512
+    header.type = tarfile.GNUTYPE_SPARSE
+    block = bytearray(header.tobuf(format=tarfile.GNU_FORMAT))
+    block[386:398], block[398:410] = b"%011o\0" % (3 << 30), b"%011o\0" % 512
+    block[483:495] = b"%011o\0" % ((3 << 30) + 512)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    path = tmp_path / "cifar.tar"
+    path.write_bytes(bytes(block) + b"x" * 512 + bytes(1024))
+    with pytest.raises(ValueError, match="sparse"):
+        load_data(str(path), "test")
+
+
+def npz_with(path, name, header):
+    """An .npz file with one array whose header is given as text."""
+    text = header.encode("latin1")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '|S0', 'fortran_order': False, 'shape': (1000000000000,), }\n",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (",
+        "-" * 9000 + "1",
+        "{'descr': (), 'fortran_order': False, 'shape': (3,), }\n",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (0, 1180591620717411303424, 4), }\n",
+    ],
+)
+def test_hostile_headers_of_arrays(header, tmp_path):
+    with (
+        open_npz(npz_with(tmp_path / "x.npz", "classes", header)) as arrays,
+        pytest.raises(ValueError, match="classes"),
+    ):
+        arrays.read("classes")
+
+
+def test_one_large_image_and_many_names(tmp_path):
+    """6,824 bytes that would have been 11 GB of pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8192, 8192)).save(buffer, "PNG", compress_level=9)
+    names = ["a.png", *(f"z{index}.png" for index in range(59))]
+    with pytest.raises(ValueError, match="at most"):
+        decode_all(names, len(names), lambda name: buffer.getvalue()[: None if name == "a.png" else 1], "here")
+
+
+def test_links_back_are_followed_once(tmp_path):
+    (tmp_path / "x.txt").write_text("x")
+    for index in range(9):
+        (tmp_path / f"link{index}").symlink_to(tmp_path, target_is_directory=True)
+    with open_files(tmp_path) as files:
+        assert files.names == ("x.txt",)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_of_other_kinds_are_refused(method, tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a.png", b"x" * 1000)
+    with pytest.raises(ValueError, match="deflated"), open_files(path):
+        pass

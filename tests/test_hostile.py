@@ -531,7 +531,9 @@ def test_a_layer_without_a_rounding_bound_is_named():
     for claim in (lambda **a: lc.certify(network, x, **a), lambda **a: lc.output_interval(network, x, 0.1, **a)):
         with pytest.raises(lc.NotCertified, match=r"1 .*SoftThreshold.*arithmetic='real'"):
             claim()
-        claim(arithmetic="real")
+    assert lc.certify(network, x, arithmetic="real").arithmetic == "real, up to the rounding of the logits"
+    with pytest.warns(UserWarning, match="rounding"):
+        lc.output_interval(network, x, 0.1, arithmetic="real")
     with pytest.raises(lc.NotCertified, match="SoftThreshold"):
         lc.FilteredClassifier(network, (4,))
 
@@ -860,3 +862,75 @@ def test_a_frozen_network_in_half_precision_is_still_proved():
     layer = lc.ResidualLinear(4, 4)
     nn.init.normal_(layer.bound.log_q, std=20.0)
     assert lc.audit(lc.freeze(layer).half(), (4,)).layers[0].verdict == "PROVED"
+
+
+# --- What the second review found: certify, intervals, exports ---
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return x * 0.5
+
+
+def test_real_intervals_keep_the_rounding_that_is_known():
+    """And say that the rest is not covered."""
+    lc.register_rule(Half, 0.5)
+    torch.manual_seed(0)
+    for _ in range(50):
+        network = nn.Sequential(Half(), nn.Linear(3, 1, bias=False)).double()
+        x = torch.randn(1, 3, dtype=torch.float64)
+        with pytest.warns(UserWarning, match="rounding"):
+            low, high = lc.output_interval(network, x, 0.0, arithmetic="real")
+        weight, values = network[1].weight[0].tolist(), x[0].tolist()
+        exact = sum(Fraction(w) * Fraction(v) / 2 for w, v in zip(weight, values, strict=True))
+        assert Fraction(low.item()) <= exact <= Fraction(high.item())
+
+
+class Untold(lc.LipschitzLayer):
+    """Torch knows no gradient of it."""
+
+    def forward(self, x):
+        return torch.from_numpy(x.detach().numpy() * 3)
+
+    def proved_constant(self):
+        return 1.0
+
+
+def test_a_layer_without_a_gradient_can_be_refuted_too():
+    network = nn.Sequential(Untold(), lc.NormalizedHead(4, 3))
+    assert not lc.audit(network, torch.rand(2, 4)).ok
+    with pytest.raises(lc.NotCertified, match="claims the constant 1"):
+        lc.certify(network, torch.rand(2, 4), arithmetic="real")
+    with torch.inference_mode(), pytest.raises(lc.NotCertified):
+        lc.certify(nn.Sequential(Liar(), lc.NormalizedHead(4, 3)), torch.rand(2, 4), arithmetic="real")
+
+
+@pytest.mark.parametrize("rows", [[[1.0, 2.0], [1.0, 2.0]], [[0.0, 0.0], [0.0, 0.0]]])
+def test_classes_that_never_swap_have_a_vast_radius(rows):
+    network = nn.Sequential(lc.ResidualLinear(2, 2), linear(*rows, bias=[1.0, 0.0]).float())
+    assert (lc.certify(network, torch.rand(4, 2)).radii > 1000).all()
+
+
+def test_unusual_inputs_are_one_clear_refusal():
+    network, x = nn.Sequential(lc.ResidualLinear(2, 2)), torch.rand(3, 2)
+    labels = torch.zeros(3)
+    for claim in (
+        lambda: lc.certify(network, x, labels.to(torch.complex64)),
+        lambda: lc.certify(network, x.to_sparse()),
+        lambda: lc.certify(network, x.to("meta")),
+        lambda: lc.certify(network, x.to(torch.float8_e4m3fn)),
+        lambda: lc.output_interval(network, x.to(torch.complex64), 0.1),
+        lambda: lc.output_interval(network, x, None),
+        lambda: lc.output_interval(network, x, "1"),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            claim()
+
+
+@pytest.mark.parametrize("factor", [10.0, 1e4, 2.0**40])
+def test_a_folded_scale_is_exported(factor, tmp_path):
+    torch.manual_seed(0)
+    network = lc.freeze(nn.Sequential(lc.ResidualLinear(8, 16), lc.NormalizedHead(8, 5), lc.Scale(factor)))
+    lc.export(network, tmp_path / "frozen.safetensors", to="torch", input_shape=(8,))
+    stored = lc.load_frozen(tmp_path / "frozen.safetensors").state_dict()
+    assert all(torch.equal(value, stored[name]) for name, value in network.state_dict().items())

@@ -29,6 +29,9 @@ from lipcert.verified.rounding import U64
 Arithmetic = Literal["float64", "real"]
 RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)
 DOWN = 1 - 2.0**-40
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+VAST = 2.0**20
 FARTHEST = 2.0**400  # no radius is larger: beyond, norms might overflow
 
 
@@ -97,7 +100,7 @@ def certify(
         raise ValueError(
             f"expected floating images (N, …); got {images.dtype} {tuple(images.shape)}. Pass data.inputs()."
         )
-    if labels is not None and (labels.is_floating_point() or labels.shape != images.shape[:1]):
+    if labels is not None and (labels.dtype not in WHOLE or labels.shape != images.shape[:1]):
         raise ValueError(
             f"expected one integer label for each of {len(images)} images; got {labels.dtype} "
             f"{tuple(labels.shape)}. Pass data.labels."
@@ -157,13 +160,16 @@ def usable_chain(model: nn.Module | Chain, inputs: Tensor, arithmetic: str) -> C
     """The chain of ``model``. What would make a claim about ``inputs`` false or empty is refused first."""
     if arithmetic not in ("float64", "real"):
         raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
+    if inputs.is_complex() or inputs.is_sparse or inputs.is_meta or inputs.dtype not in READABLE:
+        raise ValueError(f"inputs must be an ordinary real tensor; got {inputs.dtype} on {inputs.device}.")
     require_ieee()
     links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
     require_provable(links)
     require_shape(links, inputs)
     if arithmetic == "float64":
         require_rounding(links)
-    require_not_refuted(links, inputs)
+    with torch.inference_mode(False):
+        require_not_refuted(links, inputs)
     return links
 
 
@@ -188,7 +194,7 @@ def require_not_refuted(links: Chain, inputs: Tensor, samples: int = 4) -> None:
     """Raise ``NotCertified`` if two points contradict a constant that is only someone's word."""
     if not any(part.assumed for part in links.parts):
         return
-    some = inputs.detach().double().cpu()
+    some = inputs.detach().clone().double().cpu()
     x = some[torch.isfinite(some).flatten(1).all(dim=1)][:samples]
     for name, part in zip(links.names, links.parts, strict=True) if len(x) else ():
         if part.assumed and part.claim is not None:
@@ -243,17 +249,21 @@ def walk(links: Chain, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     return x, sizes
 
 
-def errors_along(links: Chain, sizes: list[Tensor], radius: Tensor, u: float) -> tuple[Tensor, Tensor]:
+def errors_along(
+    links: Chain, sizes: list[Tensor], radius: Tensor, u: float, *, known_only: bool = False
+) -> tuple[Tensor, Tensor]:
     """(err, Z) at the last operation: bounds for every point of the ball, for its input if it is a head.
 
-    Without a head err is that of the output.
+    Without a head err is that of the output. ``known_only`` leaves out operations whose rounding is unknown.
     """
     err, moved, norms = torch.zeros_like(radius), radius * ROUND, radius
     for index, (part, size) in enumerate(zip(links.parts, sizes, strict=True)):
         norms = (size + moved + 2 * err) * ROUND
         if index + 1 == len(links.parts) and links.headed:
             break
-        err = (part.lipschitz * err + part.error_bound(norms, u)) * ROUND
+        own = part.error_bound(norms, u)
+        own = torch.where(torch.isfinite(own), own, 0.0) if known_only else own
+        err = (part.lipschitz * err + own) * ROUND
         moved = moved * part.lipschitz * ROUND
     return err, norms
 
@@ -278,12 +288,24 @@ def _certify_batch(
     constants = (distances * (links.backbone * ROUND)).clamp_min(2.0**-1000)
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
     ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
-    err, norms = errors_along(links, sizes, ball, U64)
-    terms = error_terms(links, err, norms, distances, labels, U64)
-    if arithmetic != "float64" and not _rounding_known(links):
-        terms = torch.zeros_like(terms)
-    quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
-    radii = torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0  # no negative zero
+    known = arithmetic == "float64" or _rounding_known(links)
+
+    def within(ball: Tensor) -> tuple[Tensor, Tensor]:
+        """Radii whose rounding terms hold in that ball, and those terms."""
+        err, norms = errors_along(links, sizes, ball, U64)
+        terms = error_terms(links, err, norms, distances, labels, U64)
+        terms = terms if known else torch.zeros_like(terms)
+        quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
+        return torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0, terms  # no negative zero
+
+    radii, terms = within(ball)
+    # Where classes hardly move the ball has no end, and its rounding eats the margin: then a vast one will do.
+    lost = (radii == 0) & (ball > VAST)
+    if bool(lost.any()):
+        smaller = torch.where(lost, VAST, ball)
+        again, fewer = within(smaller)
+        radii = torch.where(lost, torch.minimum(again, smaller * DOWN), radii)
+        terms = torch.where(lost[:, None], fewer, terms)
     usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
     return torch.where(usable, radii, 0.0), predictions, times * terms.amax(dim=1)
 
@@ -323,21 +345,30 @@ def output_interval(
     They hold in real arithmetic and, unless ``arithmetic="real"``, for a float64 evaluation anywhere in the ball.
     """
     require_tensors(inputs=inputs)
-    reach = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    try:
+        reach = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        reach = torch.tensor(math.nan)
     if reach.shape not in ((), inputs.shape[:1]) or not bool(((reach >= 0) & torch.isfinite(reach)).all()):
         raise ValueError(
             f"radius must be finite and at least 0, one number or one for each input; got {radius!r:.60}. Pass the "
             "size of the ball."
         )
     links = usable_chain(model, inputs, arithmetic)
+    exact = arithmetic == "real"
+    if exact and not _rounding_known(links):
+        warnings.warn(
+            "these bounds hold up to the rounding of a float64 evaluation, because a layer has no rounding bound.",
+            stacklevel=2,
+        )
     with torch.no_grad():
         ball = reach.expand(len(inputs))
         outputs, sizes = walk(links, inputs.detach().double().cpu())
-        # For the exact function the error at the input itself is all that counts, where it is known.
-        err, norms = errors_along(links, sizes, ball if arithmetic == "float64" else torch.zeros_like(ball), U64)
+        # For the exact function only the error at the input itself counts.
+        around = torch.zeros_like(ball) if exact else ball
+        err, norms = errors_along(links, sizes, around, U64, known_only=exact)
         each = logit_errors(links, norms, U64)
-        if arithmetic == "real" and not _rounding_known(links):
-            err, each = torch.zeros_like(err), torch.zeros_like(each)
+        each = torch.where(torch.isfinite(each), each, 0.0) if exact else each
         rows = torch.ones(outputs.shape[1]).double() if links.head is None else links.head.norms
         slack = (rows * (links.backbone * ball[:, None] * ROUND + 2 * err[:, None]) * ROUND + 2 * each) * ROUND
         low, high = outputs - slack, outputs + slack

@@ -7,6 +7,7 @@ times (plus ``SLACK``), which no images do.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import tarfile
@@ -23,7 +24,17 @@ from lipcert.errors import DataNotFound
 LARGEST_FILE, LARGEST_ARRAY = 2 << 30, 64 << 30
 RATIO, SLACK = 200, 64 << 20
 DEPTH = 6  # folders below the one that was named; tiny-imagenet-200 needs four
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile, RuntimeError)
+DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    gzip.BadGzipFile,
+    RuntimeError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,14 @@ def open_files(path: Path) -> Iterator[Files]:
 
 def open_zip(path: Path) -> zipfile.ZipFile:
     with damaged(path):
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
+    for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            archive.close()
+            raise ValueError(
+                f"{path}: {info.filename!r:.80} is neither stored nor deflated. Pack the archive again."
+            )
+    return archive
 
 
 @contextmanager
@@ -72,7 +90,13 @@ def damaged(path: Path | str) -> Iterator[None]:
     """Whatever a library says about broken bytes, as one ValueError that names the file."""
     try:
         yield
-    except DAMAGE as error:
+    except (*DAMAGE, OSError) as error:
+        if (
+            isinstance(error, OSError)
+            and not isinstance(error, gzip.BadGzipFile)
+            and error.errno not in (None, errno.EINVAL)
+        ):
+            raise  # the disk, not the file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path}: expected a whole file; got a damaged one ({reason}). Fetch it again.") from error
 
@@ -91,8 +115,13 @@ def _walk(path: Path) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise error
 
+    seen: set[tuple[int, int]] = set()
     for folder, below, files in os.walk(path, followlinks=True, onerror=refuse):
-        relative = Path(folder).relative_to(path)
+        relative, here = Path(folder).relative_to(path), Path(folder).stat()
+        if (here.st_dev, here.st_ino) in seen:  # a link back to a folder that was read already
+            below.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
         if len(relative.parts) >= DEPTH:
             below.clear()
         yield from ((relative / file).as_posix() for file in files)
@@ -139,6 +168,8 @@ def _read_tar(path: Path) -> dict[str, bytes]:
         try:
             with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r|") as archive:
                 for member in archive:
+                    if member.issparse():  # its holes take no space in the file
+                        raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
                     content = archive.extractfile(member) if member.isreg() else None
                     if content is not None:
                         contents[member.name.removeprefix("./")] = content.read()

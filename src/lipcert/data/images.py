@@ -21,6 +21,15 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".t
 GREY = ("1", "L", "LA")
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 LARGEST_IMAGE = 1 << 26  # pixels
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "WEBP",
+    "PPM",
+    "TIFF",
+    "GIF",
+)  # Pillow knows others, for some of which it starts programs
 UNREADABLE = (
     OSError,
     ValueError,
@@ -53,7 +62,7 @@ def decode(data: bytes, name: str) -> NDArray[np.uint8]:  # (C, H, W), C = 1 or 
 
 def _open(data: bytes) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(data))
+        return Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # its own message names a memory address
         raise ValueError("no known image format") from None
 
@@ -62,9 +71,10 @@ def decode_all(names: Iterable[str], count: int, read: Callable[[str], bytes], w
     """Images of one size, (N, C, H, W); grey ones among coloured ones become coloured."""
     result = np.empty((0, 0, 0, 0), np.uint8)
     for row, name in enumerate(names):
-        pixels = decode(read(name), f"{where}: {name}")
-        if row == 0:
-            check_size(where, count * pixels.size, largest=LARGEST_ARRAY)
+        data = read(name)
+        pixels = decode(data, f"{where}: {name}")
+        if row == 0:  # all images have one size, and no photograph grows by more than that
+            check_size(where, count * pixels.size, count * max(len(data), 64), largest=LARGEST_ARRAY)
             result = np.empty((count, *pixels.shape), np.uint8)
         if pixels.shape[1:] != result.shape[2:]:
             height, width = result.shape[2:]

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,11 @@ class Arrays:
                 version = npy.read_magic(member)
                 header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
                 shape, _, dtype = header(member)
-                if not dtype.hasobject:
-                    check_size(where, math.prod(shape) * dtype.itemsize, largest=info.file_size)
+                if not dtype.hasobject:  # an empty item counts as a byte: there may be 10¹² of them
+                    check_size(where, math.prod(shape) * max(1, dtype.itemsize), largest=info.file_size)
             with damaged(where), self.archive.open(info) as member:
                 return np.asarray(npy.read_array(member, allow_pickle=False))
-        except (ValueError, SyntaxError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, TokenError) as error:
             if str(error).startswith(where):
                 raise
             reason = " ".join(str(error).split())[:120]
@@ -126,7 +127,10 @@ def _classes(arrays: Arrays, labels: NDArray[np.integer]) -> tuple[str, ...]:
     """The saved names, or the numbers up to the largest label of any split."""
     for name in CLASS_NAMES:
         if name in arrays.names:
-            return tuple(str(label) for label in arrays.read(name).ravel())
+            names = arrays.read(name).ravel()
+            if len(names) > 1 << 20:
+                raise ValueError(f"{arrays.path}: expected names of classes; got {len(names):,} of them.")
+            return tuple(str(label) for label in names)
     others = [name.format(split) for _, name in SPLIT_NAMES for split in ("train", "test")]
     every = [labels, *(_labels(arrays.read(name), arrays.path) for name in others if name in arrays.names)]
     largest = max(int(values.max(initial=0)) for values in every)
