@@ -261,10 +261,19 @@ def steps_block(path: Path) -> str:
     return f"{table}\n\n`{record['command']}` → `{path.relative_to(ROOT)}`"
 
 
+def reviews_block(path: Path) -> str:
+    """What a hostile review tried, by claim and area, and how many cases broke something before the repairs."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    lines = [[str(row["claim"]), row["area"], f"{row['cases']:,}", f"{row['found']:,}"] for row in rows]
+    total = ["", "all", f"{sum(row['cases'] for row in rows):,}", f"{sum(row['found'] for row in rows):,}"]
+    return f"{markdown_table(['claim', 'area', 'cases', 'found'], [*lines, total])}\n\n`{path.relative_to(ROOT)}`"
+
+
 def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     found["summary"] = summary_block(ROOT / "results/comparison")
+    found["reviews"] = reviews_block(ROOT / "results/hostile.json")
     for path in (ROOT / "results/comparison").glob("*.json"):
         if "+" in path.name:  # part of another
             continue
@@ -280,7 +289,9 @@ def blocks() -> dict[str, str]:
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
-    for name in re.findall(r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary):begin -->", text):
+    for name in re.findall(
+        r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary|reviews):begin -->", text
+    ):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")
     for name, block in found.items():

@@ -22,7 +22,8 @@ def evidence():
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"]
+    "name",
+    ["README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md", "docs/hostile.md"],
 )
 def test_the_pages_show_the_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")

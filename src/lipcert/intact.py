@@ -9,9 +9,10 @@ nor is what a compiler backend of your own computes.
 from __future__ import annotations
 
 import abc
+import math
 import sys
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,22 @@ from torch.nn.modules import module as torch_module
 from lipcert.errors import NotCertified
 
 
+class _Built(NamedTuple):
+    """The settings and the shapes of a module at the end of its construction; copies share it."""
+
+    settings: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    def __deepcopy__(self, memo: object) -> _Built:
+        return self
+
+
 class _Sealing(abc.ABCMeta):
     """Notes the settings and the shapes of a module when its construction is complete."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         module = super().__call__(*args, **options)
-        vars(module)["_built"] = (_settings(module), _shapes(module))
+        vars(module)["_built"] = _Built(_settings(module), _shapes(module))
         return module
 
 
@@ -37,8 +48,8 @@ class Fixed(nn.Module, metaclass=_Sealing):
 
     def __setattr__(self, name: str, value: Any) -> None:
         built = vars(self).get("_built")
-        if built is not None and name in built[0] and _is_ours(type(self)):
-            old = built[0][name]
+        if built is not None and name in built.settings and _is_ours(type(self)):
+            old = built.settings[name]
             if type(value) is not type(old) or value != old:
                 raise NotCertified(
                     f"{type(self).__name__}.{name} is fixed when the layer is built, because its bound depends on "
@@ -87,6 +98,11 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     tensors = {**module._parameters, **module._buffers}
     return {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, in one pass."""
+    return not tensor.numel() or all(math.isfinite(float(end)) for end in tensor.detach().aminmax())
 
 
 def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
@@ -164,10 +180,13 @@ def _require_own_methods(module: nn.Module) -> None:
             "computes. Remove it."
         )
     for base in kind.__mro__:
-        home = sys.modules.get(base.__module__)
-        if base is object or home is None or base.__module__.partition(".")[0] not in ("torch", "lipcert"):
+        author, home = base.__module__.partition(".")[0], sys.modules.get(base.__module__)
+        if home is None or author not in ("torch", "lipcert"):
             continue
-        for name, value in vars(base).items():
+        methods = vars(base)
+        names = methods.keys() & _TORCH_METHODS if author == "torch" else methods.keys()
+        for name in names:
+            value = methods[name]
             if not _as_written(base, name, value, vars(home)):
                 raise NotCertified(
                     f"{base.__qualname__}.{name} was replaced by {getattr(value, '__qualname__', value)!s:.60}, "
@@ -175,7 +194,7 @@ def _require_own_methods(module: nn.Module) -> None:
                 )
 
 
-_TORCH_METHODS = (
+_TORCH_METHODS = {
     "forward",
     "__call__",
     "_call_impl",
@@ -186,7 +205,7 @@ _TORCH_METHODS = (
     "__getattribute__",
     "__deepcopy__",
     "__iter__",
-)
+}
 
 
 def _as_written(base: type, name: str, value: Any, home: dict[str, Any]) -> bool:

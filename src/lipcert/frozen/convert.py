@@ -30,7 +30,7 @@ from lipcert.frozen.modules import (
 )
 from lipcert.frozen.rounded import contraction, frozen_expansion, frozen_residual
 from lipcert.frozen.torus import FrozenTorus
-from lipcert.intact import require_intact
+from lipcert.intact import all_finite, require_intact
 from lipcert.layers import (
     activation,
     affine,
@@ -144,11 +144,8 @@ def _dtype(module: nn.Module) -> torch.dtype:
 def _within_float32(frozen: nn.Module, name: str) -> nn.Module:
     """``frozen``, if its numbers survived the conversion to float32."""
     for part in frozen.modules():
-        finite = all(
-            bool(torch.isfinite(t).all())
-            for t in [*part._parameters.values(), *part._buffers.values()]
-            if t is not None
-        )
+        tensors = [*part._parameters.values(), *part._buffers.values()]
+        finite = all(all_finite(tensor) for tensor in tensors if tensor is not None)
         if not finite or (isinstance(part, shape.Normalize) and not bool((part.std > 0).all())):
             raise NotCertified(
                 f"{name} holds numbers that float32 cannot store (beyond 3e38, or a std below 1e-45). Rescale it."

@@ -21,7 +21,7 @@ from lipcert.algebra.bounds import Bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
-from lipcert.intact import Fixed, compiled_module, require_intact
+from lipcert.intact import Fixed, all_finite, compiled_module, require_intact
 from lipcert.layers.sharing import Keeper
 
 
@@ -135,7 +135,7 @@ def require_finite(module: nn.Module) -> None:
             )
         if tensor.is_complex():
             raise NotCertified(f"{type(module).__name__}.{name} is complex. The proofs are about real numbers.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise NotCertified(
                 f"{type(module).__name__}.{name} must be finite; got NaN or infinity. "
                 "Load a checkpoint from before the training diverged."

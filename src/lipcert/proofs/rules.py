@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lipcert import frozen
 from lipcert.errors import NotCertified
 from lipcert.frozen.foreign import unwrapped
-from lipcert.intact import require_intact
+from lipcert.intact import all_finite, require_intact
 from lipcert.layers.contract import LipschitzLayer
 from lipcert.layers.head import NormalizedHead
 from lipcert.layers.shape import Scale
@@ -152,7 +152,7 @@ def rule(
             continue
         if tensor.is_complex():
             raise NotCertified("its tensors are complex, and the proofs are about real numbers.")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             wide = _as(module, dtype)
             out = shape_after(wide, shape_in)
             return Operation(_name(kind), out, math.inf, "NaN or infinity in its tensors", wide, None, None)
