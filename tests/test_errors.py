@@ -48,7 +48,7 @@ SIZES = [
 @pytest.mark.parametrize("make", SIZES)
 @pytest.mark.parametrize("value", [0, -1, 2.5, "4", None, True])
 def test_sizes_must_be_positive_integers(make, value):
-    with pytest.raises(ValueError, match=r"must be .*of at least 1; got .*Pass"):
+    with pytest.raises(ValueError, match=r"must be .*at least 1; got"):
         make(value)
 
 
@@ -90,7 +90,7 @@ REFUSED = [  # (call, exception, what the message must say)
     (
         lambda: lc.AffineConv2d(3, 2, 3, groups=2),
         ValueError,
-        r"groups must divide in_channels .*groups=2 for in_channels=3",
+        r"groups must divide the channels; got groups=2 for 3 and",
     ),
     (lambda: lc.ResidualConv2d(3, 2, (3, 3, 3)), ValueError, r"pair of integers.*got \(3, 3, 3\)"),
     (lambda: lc.OrthogonalLinear(3, 2, method="qr"), ValueError, r"method must be one of \['bjorck'.*got 'qr'"),
@@ -115,7 +115,7 @@ REFUSED = [  # (call, exception, what the message must say)
     (
         lambda: lc.ResidualConv2d(3, 4, groups=2),
         ValueError,
-        r"groups must divide channels and hidden; got groups=2",
+        r"groups must divide the channels; got groups=2 for 3 and 4",
     ),
     (lambda: lc.lipschitz_bound("model"), ValueError, r"expected a torch module; got str"),
     (lambda: condition_matrix(torch.ones(2, 1), torch.ones(3)), ValueError, r"\(m, n\).*got \(2, 1\) and \(3,\)"),

@@ -182,12 +182,14 @@ def test_a_parametrized_network_is_not_contradicted_in_float64():
 @pytest.mark.parametrize(
     ("make", "name", "value"),
     [
-        (lambda: lc.ResidualConv2d(1, 1, 3, padding_mode="circular"), "padding", (3, 3)),
-        (lambda: lc.AffineConv2d(1, 1, 3, padding=1, padding_mode="circular"), "padding", (3, 3)),
-        (lambda: lc.AffineConv2d(1, 1, 2, padding=1), "padding_mode", "circular"),
+        (
+            lambda: lc.ResidualConv2d(1, 1, 3, padding_mode="circular"),
+            "operator",
+            lc.ResidualConv2d(1, 1, 5).operator,
+        ),
         (lambda: lc.bounds.Rescaled(4, 1), "order", -1),
-        (lambda: lc.OrthogonalConv2d(1, 1, 2, image_size=4, method="eco"), "image_size", (5, 5)),
-        (lambda: lc.ResidualConv2d(2, 2, 3), "stride", (2, 2)),
+        (lambda: lc.OrthogonalConv2d(1, 1, 2, image_size=4, method="eco"), "stride", 2),
+        (lambda: lc.ResidualConv2d(2, 2, 3), "operator", lc.ResidualConv2d(2, 2, 3, stride=2).operator),
         (lambda: lc.Scale(2.0), "factor", 3.0),
         (lambda: lc.ResidualLinear(2, 2), "activation", SLOPE_RESTRICTED["tanh"]),
         (lambda: lc.SpaceToDepth(2), "block", 3),
@@ -727,18 +729,28 @@ def test_a_bias_that_the_layer_was_built_without_is_refused():
             layer.lipschitz_bound()
 
 
+def wrapping(layer):
+    """An operator under which outputs repeat; its own constructor would refuse it."""
+    operator = copy.copy(layer.operator)
+    for name, value in (("padding", (3, 3)), ("padding_mode", "circular")):
+        object.__setattr__(operator, name, value)
+    return operator
+
+
 def by_deleting(layer):
-    del layer.padding, layer.padding_mode
-    layer.padding, layer.padding_mode = (3, 3), "circular"
+    operator = wrapping(layer)
+    del layer.operator
+    layer.operator = operator
 
 
 def by_state(layer):
-    layer.__setstate__({**layer.__dict__, "padding": (3, 3), "padding_mode": "circular"})
+    layer.__setstate__({**layer.__dict__, "operator": wrapping(layer)})
 
 
 def by_parametrizing(layer):
+    operator = wrapping(layer)
     nn.utils.parametrizations.weight_norm(layer)
-    layer.padding, layer.padding_mode = (3, 3), "circular"
+    layer.operator = operator
     nn.utils.parametrize.remove_parametrizations(layer, "weight")
 
 
@@ -748,7 +760,7 @@ def by_parametrizing(layer):
         by_deleting,
         by_state,
         by_parametrizing,
-        lambda layer: vars(layer).update(padding=(3, 3), padding_mode="circular"),
+        lambda layer: vars(layer).update(operator=wrapping(layer)),
     ],
 )
 def test_there_is_no_way_around_fixed_settings(change):

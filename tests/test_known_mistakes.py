@@ -122,7 +122,7 @@ def test_02_q_and_its_inverse_on_the_same_axis_is_inert():
             layer = make(bound).double().eval()
             assign(layer, weight=rand(*layer.weight.shape, seed=3))
             if isinstance(layer, lc.ResidualConv2d | lc.AffineConv2d):
-                x = rand(2, layer.channels if isinstance(layer, lc.ResidualConv2d) else layer.in_channels, 6, 6)
+                x = rand(2, layer.operator.inputs, 6, 6)
             else:
                 x = rand(8, 4 if isinstance(layer, lc.AffineLinear) else 5)
             drawn = []

@@ -12,7 +12,7 @@ import lipcert as lc
 from lipcert.algebra import product
 from lipcert.algebra.gram import Columns, absolute_gram, affine_columns, dense_columns, residual_columns
 from lipcert.algebra.product import absolute_product, estimated_product
-from lipcert.layers.pair import relu_residual
+from lipcert.layers.fused import relu_residual
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -243,7 +243,8 @@ def test_the_fused_surrogate_is_the_estimate_and_its_gradient(monkeypatch):
 
     fused = results()
     assert type(fused[0].grad_fn).__name__ == "_SampledResidualBackward"
-    monkeypatch.setattr("lipcert.layers.residual.fits", lambda *_: False)
+    for module in ("operators", "forms"):
+        monkeypatch.setattr(f"lipcert.layers.{module}.fits", lambda *_: False)
     for ours, theirs in zip(fused, results(), strict=True):
         assert (ours - theirs).abs().max() <= 64 * EPS * theirs.abs().max()
 
@@ -300,10 +301,10 @@ def test_without_gradients_t_is_computed_once_until_something_changes(name, monk
 
 def stretch(layer):
     """‖J‖ of a residual layer at a point where every neuron is active."""
-    x = torch.randn(1, layer.features)
+    x = torch.randn(1, layer.operator.inputs)
     with torch.no_grad():
         layer.bias.fill_(100.0)
-        out = torch.stack([layer(x + 0.01 * unit) - layer(x) for unit in torch.eye(layer.features)])
+        out = torch.stack([layer(x + 0.01 * unit) - layer(x) for unit in torch.eye(layer.operator.inputs)])
     return float(torch.linalg.matrix_norm(out[:, 0] / 0.01, 2))
 
 

@@ -22,7 +22,7 @@ from test_torus import ROUNDING, circulant
 
 def parts_of(layer):
     """A, B, Ψ, b of a dense sandwich layer from its parameters: Cayley's map of the whole matrix, in float64."""
-    weight, n = layer.weight.detach().numpy().T, layer.out_features
+    weight, n = layer.weight.detach().numpy().T, layer.operator.outputs
     u, v = weight[:n], weight[n:]
     skew = u - u.T + v.T @ v
     inverse = np.linalg.inv(np.eye(n) + skew)

@@ -28,21 +28,21 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.activation import GroupSort as GroupSort
     from lipcert.layers.activation import Householder as Householder
     from lipcert.layers.activation import MaxMin as MaxMin
-    from lipcert.layers.affine import AffineConv2d as AffineConv2d
-    from lipcert.layers.affine import AffineLinear as AffineLinear
     from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
     from lipcert.layers.contract import lipschitz_bound as lipschitz_bound
-    from lipcert.layers.general import GeneralConv2d as GeneralConv2d
-    from lipcert.layers.general import GeneralLinear as GeneralLinear
+    from lipcert.layers.forms import AffineConv2d as AffineConv2d
+    from lipcert.layers.forms import AffineLinear as AffineLinear
+    from lipcert.layers.forms import GeneralConv2d as GeneralConv2d
+    from lipcert.layers.forms import GeneralLinear as GeneralLinear
+    from lipcert.layers.forms import OrthogonalConv2d as OrthogonalConv2d
+    from lipcert.layers.forms import OrthogonalLinear as OrthogonalLinear
+    from lipcert.layers.forms import OrthogonalResidualConv2d as OrthogonalResidualConv2d
+    from lipcert.layers.forms import ResidualConv2d as ResidualConv2d
+    from lipcert.layers.forms import ResidualLinear as ResidualLinear
+    from lipcert.layers.forms import SandwichConv2d as SandwichConv2d
+    from lipcert.layers.forms import SandwichLinear as SandwichLinear
     from lipcert.layers.head import FirstLogits as FirstLogits
     from lipcert.layers.head import NormalizedHead as NormalizedHead
-    from lipcert.layers.orthogonal import OrthogonalLinear as OrthogonalLinear
-    from lipcert.layers.orthogonal_conv import OrthogonalConv2d as OrthogonalConv2d
-    from lipcert.layers.orthogonal_conv import OrthogonalResidualConv2d as OrthogonalResidualConv2d
-    from lipcert.layers.residual import ResidualConv2d as ResidualConv2d
-    from lipcert.layers.residual import ResidualLinear as ResidualLinear
-    from lipcert.layers.sandwich import SandwichConv2d as SandwichConv2d
-    from lipcert.layers.sandwich import SandwichLinear as SandwichLinear
     from lipcert.layers.shape import Centre as Centre
     from lipcert.layers.shape import ConvexCombination as ConvexCombination
     from lipcert.layers.shape import L2Pool2d as L2Pool2d
@@ -87,21 +87,21 @@ _HOME = {
     "GroupSort": "layers.activation",
     "Householder": "layers.activation",
     "MaxMin": "layers.activation",
-    "AffineConv2d": "layers.affine",
-    "AffineLinear": "layers.affine",
+    "AffineConv2d": "layers.forms",
+    "AffineLinear": "layers.forms",
     "LipschitzLayer": "layers.contract",
     "lipschitz_bound": "layers.contract",
-    "GeneralConv2d": "layers.general",
-    "GeneralLinear": "layers.general",
+    "GeneralConv2d": "layers.forms",
+    "GeneralLinear": "layers.forms",
     "FirstLogits": "layers.head",
     "NormalizedHead": "layers.head",
-    "OrthogonalLinear": "layers.orthogonal",
-    "OrthogonalConv2d": "layers.orthogonal_conv",
-    "OrthogonalResidualConv2d": "layers.orthogonal_conv",
-    "ResidualConv2d": "layers.residual",
-    "ResidualLinear": "layers.residual",
-    "SandwichConv2d": "layers.sandwich",
-    "SandwichLinear": "layers.sandwich",
+    "OrthogonalLinear": "layers.forms",
+    "OrthogonalConv2d": "layers.forms",
+    "OrthogonalResidualConv2d": "layers.forms",
+    "ResidualConv2d": "layers.forms",
+    "ResidualLinear": "layers.forms",
+    "SandwichConv2d": "layers.forms",
+    "SandwichLinear": "layers.forms",
     "Centre": "layers.shape",
     "ConvexCombination": "layers.shape",
     "L2Pool2d": "layers.shape",

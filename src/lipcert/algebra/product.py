@@ -19,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from lipcert.algebra.gram import Columns, absolute_gram, half_lags, taps_of
 from lipcert.algebra.scale import no_autocast, transformed
 
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+IN_WEIGHT: dict[int, Any] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 BLOCK = 256  # rows of the Gram matrix at a time: large enough for BLAS, small enough for half the work
 
 
@@ -36,7 +38,7 @@ def absolute_product(columns: Columns, a: Tensor, sample: int | None = None) -> 
     if transformed(columns.taps, a):
         return (absolute_gram(columns) @ a[..., None])[..., 0]
     taps, drawn = columns.taps, None
-    if taps.shape[3:] != (1, 1) and taps.device.type == "cpu" and taps.dtype == torch.float32:
+    if not columns.pointwise and taps.device.type == "cpu" and taps.dtype == torch.float32:
         return _convolved(taps, a)
     if sample is not None and columns.is_dense and 2 * sample <= taps.shape[1]:
         drawn = torch.randperm(taps.shape[1], device=taps.device)[:sample]
@@ -102,11 +104,12 @@ class _Convolved(torch.autograd.Function):
 
     @staticmethod
     def forward(taps: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-        groups, count, _, kh, kw = taps.shape
+        groups, count, _, *kernel = taps.shape
         images, filters = taps.transpose(0, 1).flatten(1, 2), taps.flatten(0, 1)
-        lags = F.conv2d(images, filters, padding=(kh - 1, kw - 1), groups=groups)  # (N, groups·N, lags)
+        margin = [k - 1 for k in kernel]
+        lags = CONVOLVE[len(kernel)](images, filters, padding=margin, groups=groups)  # (N, groups·N, *lags)
         lags = lags.unflatten(1, (groups, count))
-        return torch.einsum("jgi,gj->gi", lags.abs().sum(dim=(-2, -1)), a), lags
+        return torch.einsum("jgi,gj->gi", lags.abs().flatten(3).sum(dim=3), a), lags
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -126,14 +129,14 @@ class _Convolved(torch.autograd.Function):
             in_taps = in_a = None
             if ctx.needs_input_grad[0]:
                 slopes = torch.einsum("gi,gj->jgi", u, a) + torch.einsum("gi,gj->jgi", a, u)
-                slopes = (slopes[..., None, None] * lags.sign()).flatten(1, 2)
+                axes = taps.ndim - 3
+                slopes = (slopes.view(*slopes.shape, *[1] * axes) * lags.sign()).flatten(1, 2)
                 images, filters = taps.transpose(0, 1).flatten(1, 2), taps.flatten(0, 1)
-                margin = (taps.shape[3] - 1, taps.shape[4] - 1)
-                in_taps = conv2d_weight(images, filters.shape, slopes, padding=margin, groups=len(taps)).view_as(
-                    taps
-                )
+                margin = [k - 1 for k in taps.shape[3:]]
+                in_taps = IN_WEIGHT[axes](images, filters.shape, slopes, padding=margin, groups=len(taps))
+                in_taps = in_taps.view_as(taps)
             if ctx.needs_input_grad[1]:
-                in_a = torch.einsum("jgi,gi->gj", lags.abs().sum(dim=(-2, -1)), u)
+                in_a = torch.einsum("jgi,gi->gj", lags.abs().flatten(3).sum(dim=3), u)
         return in_taps, in_a
 
 
@@ -230,7 +233,9 @@ def _in_taps(taps: Tensor, a: Tensor, u: Tensor, lags: list[Tensor]) -> Tensor:
             if index == 0:
                 torch.bmm(slopes, from_right, out=gradient.flatten(2)[:, part])
                 continue
-            into_left, into_right = gradient[:, part, :, *left], gradient[..., *right]
+            at_left: tuple[Any, ...] = (slice(None), part, slice(None), *left)
+            at_right: tuple[Any, ...] = (..., *right)
+            into_left, into_right = gradient[at_left], gradient[at_right]
             into_left += (slopes @ from_right).view_as(into_left)
             into_right += (slopes.mT @ taps_of(taps[:, part], left)).view_as(into_right)
     return gradient

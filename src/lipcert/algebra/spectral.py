@@ -12,6 +12,8 @@ adds what underflow can have removed.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,7 @@ def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (grou
     if matrix.shape[-2] <= matrix.shape[-1]:
         matrix = matrix.mH  # so that the Gram matrix is the small one
     with torch.no_grad():
-        vector = _leading(matrix, iterations) if grid == (1, 1) else _widest(matrix, iterations)
+        vector = _leading(matrix, iterations) if columns.pointwise else _widest(matrix, iterations)
         largest = (matrix @ vector).abs().square().sum(dim=(-2, -1)).argmax(dim=-1)  # (groups,)
     group = torch.arange(len(largest), device=largest.device)
     image = matrix[group, largest] @ vector[group, largest]
@@ -83,19 +85,18 @@ def _leading(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…
 
 def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (groups, N)
     """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] q_j/q_i)^(1/2^order), order ≥ 1 and q ≥ 1."""
-    kernel = columns.taps.shape[3:]
-    grid = tuple(2 ** (order + 1) * (taps - 1) + 1 for taps in kernel)  # lags of the full power
-    dense = kernel == (1, 1)
-    matrix = symbol(columns, (grid[0], grid[1]))  # (groups, frequencies, N, rows)
+    grid = tuple(2 ** (order + 1) * (taps - 1) + 1 for taps in columns.kernel)  # lags of the full power
+    matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
     power, scale = _normalised_power(matrix @ matrix.mH, order, dims=(-3, -2, -1))
-    if dense:
+    if columns.pointwise:
         absolute = power[:, 0].abs()
     else:
-        half = power.permute(0, 2, 3, 1).unflatten(-1, (grid[0], grid[1] // 2 + 1))
-        absolute = torch.fft.irfft2(half, s=grid).abs().sum(dim=(-2, -1))  # (groups, N, N)
+        axes = tuple(range(-len(grid), 0))
+        half = power.permute(0, 2, 3, 1).unflatten(-1, (*grid[:-1], grid[-1] // 2 + 1))
+        absolute = torch.fft.irfftn(half, s=grid, dim=axes).abs().sum(dim=axes)  # (groups, N, N)
     # Underflow takes at most ``tiny`` from each product of the last squaring: n·lags of them per entry, and
     # an entry per lag (docs/soundness.md). Losses of earlier squarings vanish beside it.
-    lags = grid[0] * grid[1]
+    lags = math.prod(grid)
     lost = 4.0 * q.shape[-1] * lags * lags * torch.finfo(q.dtype).tiny
     sums = ((absolute + lost) @ q[..., None])[..., 0] / q
     return scale[:, 0, 0] * sums ** (0.5**order)

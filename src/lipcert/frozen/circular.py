@@ -20,8 +20,14 @@ from lipcert.frozen.modules import FrozenResidualConv2d, plain_conv2d
 from lipcert.frozen.rounded import Sought, contraction
 from lipcert.frozen.torus import FrozenResidualTorus, FrozenTorus, blocks_of, waves
 from lipcert.layers import shape
-from lipcert.layers.orthogonal_conv import OnTorus, OrthogonalConv2d, OrthogonalResidualConv2d
-from lipcert.layers.sandwich import SandwichConv2d, SandwichLinear
+from lipcert.layers.forms import (
+    OnCircle,
+    OrthogonalConv2d,
+    OrthogonalResidualConv2d,
+    Sandwich,
+    SandwichConv2d,
+    SandwichLinear,
+)
 from lipcert.verified import convolution
 from lipcert.verified.torus import torus_norm_bound, torus_rho_bound
 
@@ -33,49 +39,54 @@ def orthogonal_conv(layer: OrthogonalConv2d) -> nn.Module:
     _require_torus(layer)
     kernel, basis = copy.deepcopy(layer).double().kernel(), _basis(layer)
     if basis is None:
-        weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.inner).value)
+        weight = contraction(kernel, lambda w: convolution.conv_norm_bound(w, torus=layer.operator.image).value)
         padding = (weight.shape[2] // 2, weight.shape[3] // 2)
         made: nn.Module = plain_conv2d(weight, layer.bias, padding=padding, padding_mode="circular")
     else:
         rows, columns = (part.cpu().numpy() for part in basis)
-        weight = contraction(blocks_of(kernel, layer.inner), lambda w: torus_norm_bound(rows, columns, w).value)
+        weight = contraction(
+            blocks_of(kernel, layer.operator.image), lambda w: torus_norm_bound(rows, columns, w).value
+        )
         made = FrozenTorus(*basis, weight, None if layer.bias is None else layer.bias.float())
     return made if layer.stride == 1 else nn.Sequential(shape.SpaceToDepth(layer.stride), made)
 
 
-def _basis(layer: OnTorus) -> tuple[Tensor, Tensor] | None:
+def _basis(layer: OnCircle) -> tuple[Tensor, Tensor] | None:
     """The waves of the layer's image, in which a kernel as large as it costs little; None where it has few taps."""
-    high, wide = (2 * (size // 2) + 1 for size in layer.inner)
-    large = 4 * math.prod(layer.inner) * layer.rows * layer.columns > MANY_NUMBERS
-    if layer.method == "bcop" or high * wide <= FEW_TAPS or large:
+    high, wide = (2 * (size // 2) + 1 for size in layer.operator.image)
+    large = 4 * math.prod(layer.operator.image) * layer.operator.outputs * layer.operator.inputs > MANY_NUMBERS
+    if layer.operator.method == "bcop" or high * wide <= FEW_TAPS or large:
         return None
     device = layer.weight.device
-    return waves(layer.inner[0]).float().to(device), waves(layer.inner[1]).float().to(device)
+    return waves(layer.operator.image[0]).float().to(device), waves(layer.operator.image[1]).float().to(device)
 
 
-def _require_torus(layer: OnTorus) -> None:
+def _require_torus(layer: OnCircle) -> None:
     """Refused where the proof would be of another operator: on the plane only ``bcop`` is orthogonal."""
-    if not convolution.torus_fits(layer.inner, layer.rows, layer.columns) and layer.method != "bcop":
+    operator = layer.operator
+    fits = convolution.torus_fits(operator.image, operator.outputs, operator.inputs)
+    if not fits and operator.method != "bcop":
         raise NotCertified(
             "an orthogonal convolution must be small enough to be proved at each frequency of its image; got "
-            f"{(layer.rows, layer.columns)} channels on {layer.inner}. Use fewer, a smaller image, or bcop."
+            f"{(operator.outputs, operator.inputs)} channels on {operator.image}. Use fewer, a smaller image, or "
+            "bcop."
         )
 
 
 def orthogonal_residual(layer: OrthogonalResidualConv2d) -> nn.Module:
     _require_torus(layer)
     kernel, basis = copy.deepcopy(layer).double().kernel(), _basis(layer)
-    ones = torch.ones(layer.hidden, device=layer.weight.device, dtype=torch.float32)
+    ones = torch.ones(layer.operator.outputs, device=layer.weight.device, dtype=torch.float32)
 
     def norm(weight: np.ndarray) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
         if basis is None:
-            rho = convolution.conv_rho_bound(weight, ones.cpu().numpy(), torus=layer.inner).value
+            rho = convolution.conv_rho_bound(weight, ones.cpu().numpy(), torus=layer.operator.image).value
         else:
             rows, columns = (part.cpu().numpy() for part in basis)
             rho = torus_rho_bound(rows, columns, weight, ones.cpu().numpy()).value
         return math.sqrt(rho) * (1 + 2.0**-30)
 
-    weight = contraction(kernel if basis is None else blocks_of(kernel, layer.inner), norm)
+    weight = contraction(kernel if basis is None else blocks_of(kernel, layer.operator.image), norm)
     bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
     if basis is not None:
         return FrozenResidualTorus(*basis, weight, ones, bias, layer.activation)
@@ -85,22 +96,22 @@ def orthogonal_residual(layer: OrthogonalResidualConv2d) -> nn.Module:
 
 
 def sandwich_linear(layer: SandwichLinear) -> nn.Module:
-    residue = _sandwiched(layer, copy.deepcopy(layer).double().matrix(), None)
-    pad = shape.PadChannels(layer.in_features + layer.hidden, -1)
-    return nn.Sequential(pad, residue, shape.TakeChannels(layer.hidden, layer.in_features, dim=-1))
+    residue = _sandwiched(layer, copy.deepcopy(layer).double().kernel(), None)
+    pad = shape.PadChannels(layer.operator.inputs + layer.operator.outputs, -1)
+    return nn.Sequential(pad, residue, shape.TakeChannels(layer.operator.outputs, layer.operator.inputs, dim=-1))
 
 
 def sandwich_conv(layer: SandwichConv2d) -> nn.Module:
     _require_torus(layer)
     kernel = copy.deepcopy(layer).double().kernel()
-    residue = _sandwiched(layer, kernel, layer.inner)
-    take = shape.TakeChannels(layer.hidden, kernel.shape[1] - layer.hidden, dim=-3)
+    residue = _sandwiched(layer, kernel, layer.operator.image)
+    take = shape.TakeChannels(layer.operator.outputs, kernel.shape[1] - layer.operator.outputs, dim=-3)
     moved = [shape.SpaceToDepth(layer.stride)] if layer.stride > 1 else []
     return nn.Sequential(*moved, shape.PadChannels(kernel.shape[1], -3), residue, take)
 
 
 def _sandwiched(
-    layer: SandwichLinear | SandwichConv2d,
+    layer: Sandwich,
     joined: Tensor,  # [A B], dense or a kernel
     torus: tuple[int, int] | None,
 ) -> nn.Module:
@@ -109,7 +120,10 @@ def _sandwiched(
     A positively homogeneous σ does not see Ψ but in b: W = [B −A]ᵀ, γ = 1, the bias Ψb/√2.
     """
     psi, one = layer.psi().double(), torch.ones(len(joined), device=joined.device, dtype=torch.float32)
-    weight, target = torch.cat((joined[:, layer.hidden :], -joined[:, : layer.hidden]), dim=1), one.double()
+    weight, target = (
+        torch.cat((joined[:, layer.operator.outputs :], -joined[:, : layer.operator.outputs]), dim=1),
+        one.double(),
+    )
     bias = scaled_bias(layer.bias, 1 / psi, one)
     if not layer.activation.homogeneous:
         weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
@@ -117,7 +131,7 @@ def _sandwiched(
     elif bias is not None:
         bias = bias / math.sqrt(2)
     bias = None if bias is None else bias.float()
-    basis = None if isinstance(layer, SandwichLinear) else _basis(layer)
+    basis = _basis(layer) if isinstance(layer, SandwichConv2d) else None
     geometry: dict[str, Any] | None = None
     if basis is not None and torus is not None:
         weight = blocks_of(weight, torus)

@@ -33,16 +33,12 @@ from lipcert.frozen.torus import FrozenTorus
 from lipcert.intact import all_finite, require_intact
 from lipcert.layers import (
     activation,
-    affine,
-    general,
+    forms,
     head,
-    orthogonal,
-    orthogonal_conv,
-    residual,
-    sandwich,
     shape,
 )
 from lipcert.layers.contract import require_finite, require_no_loop, require_vouched
+from lipcert.layers.operators import Conv
 from lipcert.verified import convolution, dense
 
 FROZEN = (FrozenResidual, FrozenTorus, FrozenHouseholder, FrozenCombination)
@@ -197,16 +193,20 @@ def out_of_place(module: nn.Module) -> None:
             part.inplace = False  # type: ignore[assignment]
 
 
-def _linear(layer: affine.AffineLinear) -> nn.Module:
+def _linear(layer: forms.Affine) -> nn.Module:
     double = copy.deepcopy(layer).double()
     weight = contraction(double.scaled_weight(), lambda w: dense.norm_bound(w).value)
     return plain_linear(weight, layer.bias)
 
 
-def _conv(layer: affine.AffineConv2d) -> nn.Module:
+def _conv(layer: forms.Affine) -> nn.Module:
     double = copy.deepcopy(layer).double()
     weight = double.scaled_weight().float()  # its constant is what the audit proves, near 1
-    return plain_conv2d(weight, layer.bias, layer.stride, layer.padding, layer.padding_mode, layer.groups)
+    operator = layer.operator
+    assert isinstance(operator, Conv)
+    return plain_conv2d(
+        weight, layer.bias, operator.stride, operator.padding, operator.padding_mode, operator.groups
+    )
 
 
 def _head(layer: head.NormalizedHead) -> nn.Module:
@@ -235,9 +235,9 @@ def _householder(layer: activation.Householder) -> nn.Module:
     return FrozenHouseholder(stored[0].contiguous(), stored[1].contiguous(), layer.dim)
 
 
-def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
+def _general(layer: forms.General) -> nn.Module:
     """U·(x − WΛσ(z), Λ^½σ(z)) with ‖U‖ ≤ 1: zeros behind x, a residual (``frozen_expansion``), a product with U."""
-    image = isinstance(layer, general.GeneralConv2d)
+    image = layer.operator.axes > 0
 
     def norm(matrix: np.ndarray) -> float:  # as the audit proves it
         one = matrix[:, :, None, None] if image else matrix
@@ -245,7 +245,7 @@ def _general(layer: general.GeneralLinear | general.GeneralConv2d) -> nn.Module:
 
     mixing = contraction(torch.cat(copy.deepcopy(layer).double().contraction(), dim=1), norm)
     last = plain_conv2d(mixing[:, :, None, None], None) if image else plain_linear(mixing, None)
-    pad = shape.PadChannels(layer.inputs + layer.hidden, -3 if image else -1)
+    pad = shape.PadChannels(layer.operator.inputs + layer.operator.outputs, -3 if image else -1)
     return nn.Sequential(pad, frozen_expansion(layer), last)
 
 
@@ -255,17 +255,17 @@ def _combination(layer: shape.ConvexCombination) -> nn.Module:
 
 
 RULES: dict[type, Callable[[Any], nn.Module]] = {
-    residual.ResidualLinear: frozen_residual,
-    residual.ResidualConv2d: frozen_residual,
-    affine.AffineLinear: _linear,
-    orthogonal.OrthogonalLinear: _linear,
-    affine.AffineConv2d: _conv,
-    orthogonal_conv.OrthogonalConv2d: circular.orthogonal_conv,
-    orthogonal_conv.OrthogonalResidualConv2d: circular.orthogonal_residual,
-    general.GeneralLinear: _general,
-    general.GeneralConv2d: _general,
-    sandwich.SandwichLinear: circular.sandwich_linear,
-    sandwich.SandwichConv2d: circular.sandwich_conv,
+    forms.ResidualLinear: frozen_residual,
+    forms.ResidualConv2d: frozen_residual,
+    forms.AffineLinear: _linear,
+    forms.OrthogonalLinear: _linear,
+    forms.AffineConv2d: _conv,
+    forms.OrthogonalConv2d: circular.orthogonal_conv,
+    forms.OrthogonalResidualConv2d: circular.orthogonal_residual,
+    forms.GeneralLinear: _general,
+    forms.GeneralConv2d: _general,
+    forms.SandwichLinear: circular.sandwich_linear,
+    forms.SandwichConv2d: circular.sandwich_conv,
     head.NormalizedHead: _head,
     head.FirstLogits: lambda layer: shape.TakeChannels(layer.num_classes),
     shape.Pixelwise: _pixelwise,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.activations import SlopeRestricted
-from lipcert.layers.convolution import pad_circular, unpad_circular
+from lipcert.layers.operators import pad_circular, unpad_circular
 
 
 class FrozenResidual(nn.Module):
@@ -139,8 +139,8 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def plain_conv2d(
     weight: Tensor,
     bias: Tensor | None,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
+    stride: tuple[int, ...] = (1, 1),
+    padding: tuple[int, ...] = (0, 0),
     padding_mode: str = "zeros",
     groups: int = 1,
 ) -> nn.Conv2d:
@@ -149,8 +149,8 @@ def plain_conv2d(
         weight.shape[1] * groups,
         weight.shape[0],
         (weight.shape[2], weight.shape[3]),
-        stride,
-        padding,
+        (stride[0], stride[1]),
+        (padding[0], padding[1]),
         groups=groups,
         bias=bias is not None,
         padding_mode=padding_mode,  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def _witness(layer: Any) -> np.ndarray | None:
     """The q of T_i = Σ_j A_ij q_j/q_i: learned, or 1 for AOL; None for bounds of another kind, see ``_search``."""
     bound, kind = layer.bound, type(layer.bound).__name__
     if kind == "AOL":
-        return np.ones(layer.hidden)
+        return np.ones(layer.operator.outputs)
     if kind != "SLL" and not (kind == "Rescaled" and getattr(bound, "order", 1) == 0):
         return None
     q: Tensor = copy.deepcopy(bound).double().eval().weights()[0]
@@ -145,7 +145,8 @@ def frozen_expansion(layer: Any) -> nn.Module:
 
 def sought_residual(layer: Any) -> Sought:
     """The numbers of a layer with W, b, σ and a choice of T."""
-    convolutional = hasattr(layer, "padding_mode")
+    operator = layer.operator
+    convolutional = operator.axes > 0
     double = copy.deepcopy(layer).double()
     unit, scale = double.bound.prepare(double.weight)
     columns, t = double.bound(double.arrange(unit))
@@ -165,7 +166,7 @@ def sought_residual(layer: Any) -> Sought:
         bias = torch.where(living, double.bias / scale, 0.0).clamp(-limit, limit).float()
     geometry = None
     if convolutional:
-        geometry = {name: getattr(layer, name) for name in ("stride", "padding", "padding_mode", "groups")}
+        geometry = {name: getattr(operator, name) for name in ("stride", "padding", "padding_mode", "groups")}
     return Sought(weight, target, bias, layer.activation, q, geometry)
 
 

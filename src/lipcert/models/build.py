@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipcert.layers.affine import AffineConv2d, orthogonal_start_
+from lipcert.layers.forms import AffineConv2d, ResidualConv2d, ResidualLinear, orthogonal_start_
 from lipcert.layers.head import FirstLogits, NormalizedHead
-from lipcert.layers.residual import ResidualConv2d, ResidualLinear
 from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.families import FAMILIES
 from lipcert.models.pieces import changes_width, conv, dense
@@ -48,7 +47,7 @@ def _start_orthogonal(backbone: nn.Module) -> None:
             orthogonal_start_(layer.weight)
         elif isinstance(layer, (ResidualConv2d, AffineConv2d)):
             with torch.no_grad():
-                high, wide = (size // 2 for size in layer.kernel_size)
+                high, wide = (size // 2 for size in layer.weight.shape[2:])
                 middle = torch.empty_like(layer.weight[:, :, high, wide])
                 orthogonal_start_(middle)
                 layer.weight.zero_()[:, :, high, wide] = middle

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from torch import nn
 
 from lipcert.layers.activation import Abs, Householder, MaxMin
-from lipcert.layers.affine import AffineConv2d, AffineLinear
-from lipcert.layers.orthogonal import OrthogonalLinear
-from lipcert.layers.orthogonal_conv import OrthogonalConv2d
-from lipcert.layers.residual import ResidualConv2d, ResidualLinear
-from lipcert.layers.sandwich import SandwichConv2d, SandwichLinear
+from lipcert.layers.forms import (
+    AffineConv2d,
+    AffineLinear,
+    OrthogonalConv2d,
+    OrthogonalLinear,
+    ResidualConv2d,
+    ResidualLinear,
+    SandwichConv2d,
+    SandwichLinear,
+)
 from lipcert.layers.shape import Pixelwise
 from lipcert.models.spec import ModelSpec
 

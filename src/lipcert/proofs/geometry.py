@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.layers.convolution import pad_circular, unpad_circular
+from lipcert.layers.operators import pad_circular, unpad_circular
 from lipcert.verified import convolution
 
 
