@@ -946,3 +946,12 @@ def test_a_folded_scale_is_exported(factor, tmp_path):
     lc.export(network, tmp_path / "frozen.safetensors", to="torch", input_shape=(8,))
     stored = lc.load_frozen(tmp_path / "frozen.safetensors").state_dict()
     assert all(torch.equal(value, stored[name]) for name, value in network.state_dict().items())
+
+
+def test_a_network_with_very_many_outputs_is_audited_without_pairs():
+    network = nn.Sequential(lc.PadChannels(100_000))
+    report = lc.audit(network, (3,))
+    assert report.ok
+    assert report.pairwise is None
+    with pytest.raises(lc.NotCertified, match="outputs"):
+        lc.certify(network, torch.rand(1, 3))

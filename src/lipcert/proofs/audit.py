@@ -25,6 +25,8 @@ from lipcert.proofs.operation import Operation, Shape, array, require_ieee
 from lipcert.proofs.rules import operations
 from lipcert.verified.rounding import U64, norm_up, up
 
+MOST_CLASSES = 2**14  # a constant for each pair takes 2 GB then
+
 
 @dataclass(frozen=True)
 class LayerAudit:
@@ -126,7 +128,8 @@ class Chain:
 
     def pairwise(self) -> Tensor | None:  # (C, C) float64
         """Constants of f_i − f_j from the input on, rounded up; with one output, (1, 1): that of f itself."""
-        if not math.isfinite(self.backbone) or len(self.parts[-1].shape) != 1:
+        shape = self.parts[-1].shape
+        if not math.isfinite(self.backbone) or len(shape) != 1 or shape[0] > MOST_CLASSES:
             return None
         pairs = self.distances * self.backbone * (1 + 2.0**-50)
         return torch.where((self.distances > 0) & (pairs < 2.0**-1000), pairs + 2.0**-1070, pairs)  # underflow
@@ -146,6 +149,11 @@ class Chain:
     def distances(self) -> Tensor:  # (C, C) float64
         """‖w_i − w_j‖ of the last rows, rounded up; √2 without a head. With one output, ‖w‖ or 1."""
         classes = self.parts[-1].shape[0]
+        if classes > MOST_CLASSES:
+            raise NotCertified(
+                f"the network has {classes:,} outputs, and the constants of all pairs are kept for at most "
+                f"{MOST_CLASSES:,}. Certify a network with fewer classes."
+            )
         if self.head is None:
             same = 1.0 if classes == 1 else up(math.sqrt(2.0), 1)
             return torch.full((classes, classes), same, dtype=torch.float64)
