@@ -1,4 +1,4 @@
-"""What do freezing, auditing and certifying cost beside another commit? Both run in turn, in one measurement.
+"""What do training, freezing, auditing and certifying cost beside another commit? Both run by turns.
 
     python benchmarks/against.py COMMIT [--repeats 7] [--out results/against.json]
 
@@ -24,6 +24,20 @@ NETWORKS = {  # preset: image shape, images to certify
     "sll_tiny": ((3, 32, 32), 16),
 }
 STEPS = ("freeze", "audit", "certify", "filter")
+LAYERS = {  # a training step, forward and backward: constructor, input
+    "ResidualLinear sll 1024": ("ResidualLinear(1024, 1024)", (64, 1024)),
+    "ResidualLinear spectral 512": ("ResidualLinear(512, 512, bound='spectral')", (64, 512)),
+    "ResidualLinear tanh 512": ("ResidualLinear(512, 512, activation='tanh')", (64, 512)),
+    "ResidualConv2d sll": ("ResidualConv2d(32, 32)", (32, 32, 16, 16)),
+    "ResidualConv2d circular": ("ResidualConv2d(32, 32, padding_mode='circular')", (32, 32, 16, 16)),
+    "AffineLinear aol 512": ("AffineLinear(512, 512)", (64, 512)),
+    "AffineConv2d aol strided": ("AffineConv2d(32, 64, 3, stride=2, padding=1)", (32, 32, 16, 16)),
+    "GeneralLinear 256": ("GeneralLinear(256, 256, 256)", (64, 256)),
+    "GeneralConv2d": ("GeneralConv2d(16, 16, 16)", (32, 16, 16, 16)),
+    "OrthogonalLinear 256": ("OrthogonalLinear(256, 256)", (64, 256)),
+    "OrthogonalConv2d cayley": ("OrthogonalConv2d(16, 16, image_size=8)", (32, 16, 8, 8)),
+    "SandwichConv2d": ("SandwichConv2d(16, 16, image_size=8)", (32, 16, 8, 8)),
+}
 
 
 def worker() -> None:
@@ -49,9 +63,13 @@ def worker() -> None:
             "certify": lambda frozen=frozen, images=images, labels=labels: lc.certify(frozen, images, labels),
             "filter": lambda classify=classify, images=images: classify(images),
         }
+    for name, (make, shape) in LAYERS.items():
+        torch.manual_seed(0)
+        layer, x = eval(f"lc.{make}", {"lc": lc}), torch.randn(shape, requires_grad=True)
+        made[name] = {"train": lambda layer=layer, x=x: layer(x).sum().backward()}
     print("ready", flush=True)
     for line in sys.stdin:
-        network, step = line.split()
+        network, step = line.strip().split("|")
         began = time.process_time()
         made[network][step]()
         print(time.process_time() - began, flush=True)
@@ -81,15 +99,16 @@ def measure(commit: str, repeats: int) -> list[dict[str, object]]:
                 assert process.stdout is not None
                 process.stdout.readline()  # ready
             rows = []
-            for network in NETWORKS:
-                for step in STEPS:
-                    times: list[list[float]] = [[], []]
-                    for _ in range(repeats):
-                        for process, kept in zip(both, times, strict=True):
-                            kept.append(ask(process, f"{network} {step}"))
-                    old, new = (min(kept) for kept in times)
-                    rows.append({"network": network, "step": step, "old": old, "new": new, "ratio": new / old})
-                    print(f"{network:<12} {step:<8} {old:8.3f} s {new:8.3f} s   {new / old:.3f}", flush=True)
+            cases = [(network, step) for network in NETWORKS for step in STEPS]
+            cases += [(layer, "train") for layer in LAYERS]
+            for network, step in cases:
+                times: list[list[float]] = [[], []]
+                for _ in range(repeats):
+                    for process, kept in zip(both, times, strict=True):
+                        kept.append(ask(process, f"{network}|{step}"))
+                old, new = (min(kept) for kept in times)
+                rows.append({"case": network, "step": step, "old": old, "new": new, "ratio": new / old})
+                print(f"{network:<28} {step:<8} {old:8.4f} s {new:8.4f} s   {new / old:.3f}", flush=True)
             for process in both:
                 process.kill()
             return rows
