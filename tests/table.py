@@ -1,6 +1,6 @@
-"""The table of all layers, and the hostile parameters every law is tried under.
+"""The table of all layers. A new layer joins every law by one line in ``LAYERS``.
 
-A new layer joins every law by one line in ``LAYERS``.
+The laws and the hostile parameters they are tried under are those of ``lipcert.testing``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.algebra.bounds import CONVOLUTIONAL
 from lipcert.algebra.orthogonal import METHODS
 from lipcert.algebra.torus import MAPS
+from lipcert.testing import HOSTILE, jacobian
+
+__all__ = ["HOSTILE", "LAYERS", "LEARNED", "Entry", "fit", "inputs", "jacobian"]
 
 DENSE = (*CONVOLUTIONAL, "optimal", "orthogonal")
 # Forms of a bound that is here already: they see the columns, never the geometry, of which a few cases do.
@@ -141,93 +144,8 @@ def inputs(entry: Entry, dtype: torch.dtype = torch.float64, batch: int = 1) -> 
     return torch.randn(batch, *entry.shape, dtype=dtype)
 
 
-def jacobian(layer: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
-    """The Jacobian of the layer at x (a batch of one), (outputs, inputs), in float64."""
-    jacobian = torch.func.jacrev(lambda v: layer(v.view_as(x)).flatten())(x.flatten()).double()
-    return jacobian if create_graph else jacobian.detach()
-
-
-def _weights(layer: nn.Module) -> list[nn.Parameter]:
-    return [p for p in layer.parameters() if p.ndim >= 2]
-
-
-def _fill(layer: nn.Module, weight: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]) -> None:
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.copy_((weight if p.ndim >= 2 else other)(torch.randn_like(p)))
-
-
-def _active(layer: nn.Module) -> None:
-    """Random weights, every neuron on the steep side: the pattern in which a residual can exceed 1 most."""
-    _fill(layer, lambda w: w, lambda v: v)
-    for module in layer.modules():
-        if (
-            isinstance(module, lc.ResidualLinear | lc.ResidualConv2d | lc.GeneralLinear | lc.GeneralConv2d)
-            and module.bias is not None
-        ):
-            steep = 0.0 if module.activation.name in ("tanh", "sigmoid") else 30.0
-            nn.init.constant_(module.bias, steep)
-
-
 def fit(layer: nn.Module) -> None:
     """Solve for Optimal's Γ where there is one: the hostile weight is what it is solved for."""
     for module in layer.modules():
         if isinstance(getattr(module, "bound", None), lc.bounds.Optimal):
             module.bound.fit(module.columns())
-
-
-def _big_bias(layer: nn.Module) -> None:
-    """Dead columns beside biases near overflow: ∞·0 waits here."""
-    _fill(layer, lambda w: _column(0.0)(w) * 1e-9, lambda v: v)
-    for module in layer.modules():
-        if isinstance(getattr(module, "bias", None), nn.Parameter):
-            nn.init.constant_(module.bias, 1e30)
-
-
-def _column(value: float) -> Callable[[Tensor], Tensor]:
-    def change(w: Tensor) -> Tensor:
-        w[1:, -1] = w[1:, -1] * value
-        w[0] = w[0] * value
-        return w
-
-    return change
-
-
-def _block_orthogonal(w: Tensor) -> Tensor:
-    """Orthonormal columns but one tiny one: where the erratum's ε does its damage."""
-    flat = torch.linalg.qr(w.flatten(1).double() if w.shape[0] >= w[0].numel() else w.flatten(1).double().T).Q
-    flat = flat if flat.shape == (w.shape[0], w[0].numel()) else flat.T
-    flat = flat.clone()
-    flat[0] *= 1e-6
-    return flat.reshape(w.shape).to(w.dtype)
-
-
-def _graded(w: Tensor) -> Tensor:  # rows and columns from 1 to 1e-24
-    steps = torch.linspace(0, -24, len(w), dtype=torch.float64)
-    return (w.double() * 10 ** steps.view(-1, *[1] * (w.ndim - 1)) + (w == 0)).to(w.dtype)
-
-
-def _falling(v: Tensor) -> Tensor:  # log q from −60 to 0, biases likewise
-    return torch.linspace(-60, 0, len(v), dtype=v.dtype)
-
-
-HOSTILE: dict[str, Callable[[nn.Module], None]] = {
-    "as built": lambda layer: None,
-    "random": lambda layer: _fill(layer, lambda w: w, lambda v: v),
-    "all active": _active,
-    "scale 1e-30": lambda layer: _fill(layer, lambda w: w * 1e-30, lambda v: v),
-    "scale 1e-15": lambda layer: _fill(layer, lambda w: w * 1e-15, lambda v: v),
-    "scale 1e-6": lambda layer: _fill(layer, lambda w: w * 1e-6, lambda v: v),
-    "scale 1e30": lambda layer: _fill(layer, lambda w: w * 1e30, lambda v: v),
-    "all zero": lambda layer: _fill(layer, torch.zeros_like, torch.zeros_like),
-    "zero column": lambda layer: _fill(layer, _column(0.0), lambda v: v),
-    "tiny column": lambda layer: _fill(layer, _column(1e-7), lambda v: v),
-    "subnormal column": lambda layer: _fill(layer, _column(1e-40), lambda v: v),
-    "huge column": lambda layer: _fill(layer, _column(1e25), lambda v: v),
-    "huge and equal": lambda layer: _fill(layer, lambda w: torch.full_like(w, 1e38), lambda v: v),
-    "graded columns": lambda layer: _fill(layer, _graded, lambda v: v),
-    "big bias": _big_bias,
-    "equal columns": lambda layer: _fill(layer, torch.ones_like, lambda v: v),
-    "block orthogonal": lambda layer: _fill(layer, _block_orthogonal, _falling),
-    "q of 1e4": lambda layer: _fill(layer, lambda w: w, lambda v: v.sign() * 1e4 * (v > 0)),
-}

@@ -9,22 +9,22 @@ from torch import nn
 
 import lipcert as lc
 from lipcert.algebra.orthogonal import METHODS
+from lipcert.testing import check_layer, tolerance
 from table import HOSTILE, LAYERS, LEARNED, fit, inputs, jacobian
 
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
-def tolerance(j, dtype):
-    """Rounding of the two products of a layer: dot products of at most (inputs + outputs) terms each, for
-    an operator and its adjoint, whose absolute values may be √(terms) larger than their norm."""
-    terms = sum(j.shape)
-    return 4 * terms * math.sqrt(terms) * EPS[dtype]
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_laws_of_lipcert_testing(name):
+    entry = LAYERS[name]
+    check_layer(entry.make, entry.shape, lipschitz=entry.lipschitz)
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_jacobian_norm_is_at_most_the_bound(name):
+def test_jacobian_norm_is_at_most_the_bound_in_float32(name):
     entry = LAYERS[name]
-    for dtype in EPS:
+    for dtype in EPS if "optimal" in name else (torch.float32,):  # fitted, Optimal is another bound
         for kind, disturb in HOSTILE.items():
             layer = entry.make().to(dtype).eval()
             disturb(layer)
@@ -34,26 +34,8 @@ def test_jacobian_norm_is_at_most_the_bound(name):
             j = jacobian(layer, x)
             assert torch.isfinite(j).all(), (kind, dtype)
             norm = torch.linalg.matrix_norm(j, 2).item()
-            assert norm <= entry.lipschitz * (1 + tolerance(j, dtype)), (kind, dtype, norm)
+            assert norm <= entry.lipschitz * (1 + tolerance(j, EPS[dtype])), (kind, dtype, norm)
             assert lc.lipschitz_bound(layer) <= entry.lipschitz * (1 + 1e-12), kind
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_bound_holds_between_two_points(name):
-    entry = LAYERS[name]
-    for kind, disturb in HOSTILE.items():
-        layer = entry.make().double().eval()
-        disturb(layer)
-        # Far apart too: a kink or a jump shows between points, not in a Jacobian.
-        x = inputs(entry, batch=16) * torch.logspace(-3, 3, 16).double().view(-1, *[1] * len(entry.shape))
-        y = x + inputs(entry, batch=16) * torch.logspace(3, -3, 16).double().view(-1, *[1] * len(entry.shape))
-        with torch.no_grad():
-            fx, fy = layer(x), layer(y)
-        moved = (fx - fy).flatten(1).norm(dim=1)
-        allowed = entry.lipschitz * (x - y).flatten(1).norm(dim=1)
-        # Both outputs are rounded relative to their own size, over sums of at most a few hundred terms.
-        slack = 1000 * EPS[torch.float64] * (fx.flatten(1).norm(dim=1) + fy.flatten(1).norm(dim=1) + 1)
-        assert (moved <= allowed + slack).all(), kind
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -67,39 +49,27 @@ def test_ascent_on_the_parameters_does_not_break_the_bound(name):
         optimiser.zero_grad()
         j = jacobian(layer, x, create_graph=True)
         norm = torch.linalg.matrix_norm(j, 2)
-        assert norm.item() <= entry.lipschitz * (1 + tolerance(j, torch.float64))
+        assert norm.item() <= entry.lipschitz * (1 + tolerance(j))
         if not norm.requires_grad:  # the Jacobian does not depend on the parameters (a bias alone)
             return
         (-norm).backward()
         optimiser.step()
 
 
-@pytest.mark.parametrize("name", LEARNED)
-def test_every_parameter_has_an_effect(name):
-    """An inert parameter is a wrong formula that still certifies."""
-    entry = LAYERS[name]
-    layer = entry.make().double()
-    HOSTILE["random"](layer)
-    out = layer(inputs(entry, batch=32))
-    (out * torch.randn_like(out)).sum().backward()
-    inert = [n for n, p in layer.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-10]
-    assert not inert
-
-
 @pytest.mark.parametrize("name", LAYERS)
-def test_gradients_are_finite(name):
+def test_gradients_are_finite_in_both_modes_and_precisions(name):
+    """In evaluation mode and float64 ``check_layer`` looks at them."""
     entry = LAYERS[name]
-    for dtype in EPS:
-        for training in (True, False):
-            for kind, disturb in HOSTILE.items():
-                layer = entry.make().to(dtype).train(training)
-                disturb(layer)
-                x = inputs(entry, dtype, batch=3).requires_grad_()
-                out = layer(x)
-                assert torch.isfinite(out).all(), (kind, dtype)
-                out.sum().backward()
-                for n, grad in [("input", x.grad), *((n, p.grad) for n, p in layer.named_parameters())]:
-                    assert grad is None or torch.isfinite(grad).all(), (kind, dtype, n)
+    for dtype, training in ((torch.float32, True), (torch.float32, False), (torch.float64, True)):
+        for kind, disturb in HOSTILE.items():
+            layer = entry.make().to(dtype).train(training)
+            disturb(layer)
+            x = inputs(entry, dtype, batch=3).requires_grad_()
+            out = layer(x)
+            assert torch.isfinite(out).all(), (kind, dtype)
+            out.sum().backward()
+            for n, grad in [("input", x.grad), *((n, p.grad) for n, p in layer.named_parameters())]:
+                assert grad is None or torch.isfinite(grad).all(), (kind, dtype, n)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -241,12 +211,12 @@ def test_optimal_fitted_to_a_nearly_dead_column_stays_a_bound():
         layer.bias.fill_(100.0)
     layer.bound.fit(layer.columns())
     j = jacobian(layer, torch.randn(1, 64))
-    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, EPS[torch.float32])
     assert (layer(torch.zeros(1, 64)) != 0).any()  # and the layer still does something
     with torch.no_grad():
         layer.bound.gamma.copy_(torch.rand(24) * 1e-38)
     j = jacobian(layer, torch.randn(1, 64))
-    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+    assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, EPS[torch.float32])
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 4])
@@ -270,7 +240,7 @@ def test_half_precision_parameters_are_widened():
     for layer, shape in ((lc.Householder(200), (200,)), (lc.ConvexCombination(*[nn.Identity()] * 3), (20,))):
         HOSTILE["random"](layer)
         j = jacobian(layer.bfloat16(), torch.randn(1, *shape))
-        assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, torch.float32)
+        assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, EPS[torch.float32])
 
 
 def test_reset_works_in_every_memory_format():

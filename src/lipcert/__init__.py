@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert import losses as losses
+    from lipcert import testing as testing
     from lipcert.algebra import bounds as bounds
     from lipcert.attacks.attack import AttackResult as AttackResult
     from lipcert.attacks.attack import attack as attack
@@ -118,7 +119,7 @@ _HOME = {
     "list_models": "models.presets",
     "register_model": "models.presets",
 }
-_MODULES = {"bounds": "algebra.bounds", "losses": "losses"}
+_MODULES = {"bounds": "algebra.bounds", "losses": "losses", "testing": "testing"}
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
