@@ -1,6 +1,6 @@
 """What do training, freezing, auditing and certifying cost beside another commit? Both run by turns.
 
-    python benchmarks/against.py COMMIT [--repeats 7] [--out results/against.json]
+    python benchmarks/against.py COMMIT [--repeats 7] [--rounds 3] [--out results/against.json]
 
 Two processes, one with the code of COMMIT and one with this tree, repeat the same cases by turns, one thread each.
 A row holds the smallest CPU time of each and their ratio (new by old): the ratio is the result, the times depend on
@@ -89,28 +89,31 @@ def ask(process: subprocess.Popen[str], question: str) -> float:
     return float(process.stdout.readline())
 
 
-def measure(commit: str, repeats: int) -> list[dict[str, object]]:
+def measure(commit: str, repeats: int, rounds: int) -> list[dict[str, object]]:
+    """Each round starts new processes: where the memory of one happens to lie can cost it ten percent."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, commit], check=True)
         try:
-            both = [start(tree / "src"), start(ROOT / "src")]
-            for process in both:
-                assert process.stdout is not None
-                process.stdout.readline()  # ready
-            rows = []
             cases = [(network, step) for network in NETWORKS for step in STEPS]
             cases += [(layer, "train") for layer in LAYERS]
-            for network, step in cases:
-                times: list[list[float]] = [[], []]
-                for _ in range(repeats):
-                    for process, kept in zip(both, times, strict=True):
-                        kept.append(ask(process, f"{network}|{step}"))
-                old, new = (min(kept) for kept in times)
-                rows.append({"case": network, "step": step, "old": old, "new": new, "ratio": new / old})
-                print(f"{network:<28} {step:<8} {old:8.4f} s {new:8.4f} s   {new / old:.3f}", flush=True)
-            for process in both:
-                process.kill()
+            times: dict[tuple[str, str], tuple[list[float], list[float]]] = {case: ([], []) for case in cases}
+            for _ in range(rounds):
+                both = [start(tree / "src"), start(ROOT / "src")]
+                for process in both:
+                    assert process.stdout is not None
+                    process.stdout.readline()  # ready
+                for case in cases:
+                    for _ in range(repeats):
+                        for process, kept in zip(both, times[case], strict=True):
+                            kept.append(ask(process, "|".join(case)))
+                for process in both:
+                    process.kill()
+            rows = []
+            for (name, step), (before, after) in times.items():
+                old, new = min(before), min(after)
+                rows.append({"case": name, "step": step, "old": old, "new": new, "ratio": new / old})
+                print(f"{name:<28} {step:<8} {old:8.4f} s {new:8.4f} s   {new / old:.3f}", flush=True)
             return rows
         finally:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
@@ -120,15 +123,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure this tree beside another commit, interleaved.")
     parser.add_argument("commit", nargs="?", default="HEAD")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         worker()
         return
-    rows = measure(args.commit, args.repeats)
+    rows = measure(args.commit, args.repeats, args.rounds)
     if args.out:
-        command = f"python benchmarks/against.py {args.commit} --repeats {args.repeats} --out {args.out}"
+        flags = f"--repeats {args.repeats} --rounds {args.rounds} --out {args.out}"
+        command = f"python benchmarks/against.py {args.commit} {flags}"
         about = {"command": command, "threads": 1, "time": "CPU seconds, minimum of the repeats"}
         args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 

@@ -192,6 +192,7 @@ class General(Form):
             weight = operator.weight_of(columns, unit)
             bias, (u1, u2) = scaled_bias(self.bias, scale, t), self.contraction()
             lam, root = (values.view(-1, *[1] * operator.axes) for values in (inverse(t), inverse_sqrt(t)))
+        x = operator.laid_out(x)
         z = self.activation.scaled(operator.apply(weight, x, bias), scale)  # σ(Wᵀx + b)/s
         return operator.mix(u1, x - operator.adjoint(weight, z * lam, x)) + operator.mix(u2, z * root)
 

@@ -97,6 +97,10 @@ class Dense:
         """Wz, of the shape of ``like``."""
         return F.linear(z, weight.mT)
 
+    def laid_out(self, x: Tensor) -> Tensor:
+        """x in the memory layout in which the products are fastest."""
+        return x
+
     def mix(self, matrix: Tensor, x: Tensor) -> Tensor:
         """A matrix applied to the channels."""
         return F.linear(x, matrix)
@@ -217,6 +221,9 @@ class Conv:
     def per_input(self, values: Tensor) -> Tensor:
         each = values.view(self.groups, 1, -1).expand(-1, self.outputs // self.groups, -1).flatten(0, 1)
         return each.view(*each.shape, *[1] * self.axes)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        return channels_last(x)
 
     def apply(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
         x, padding = channels_last(x), self.padding
