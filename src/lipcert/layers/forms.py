@@ -389,7 +389,7 @@ class _AffineConv(Affine):
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``in_channels`` columns.
 
     Shape:
-        (N, in_channels, *image) → (N, out_channels, *image′) as in ``torch.nn``.
+        (N, in_channels, H, W) → (N, out_channels, H′, W′) as in ``torch.nn``.
     """
 
     AXES: int
@@ -474,8 +474,8 @@ class _ResidualConv(Residual):
         activation: σ, with slope in [0, 1].
 
     Shape:
-        (N, channels, *image) → the same, for any image; ``circular`` needs sides divisible by the stride.
-        ``weight`` is (hidden, channels/groups, *kernel_size), as in ``torch.nn``.
+        (N, channels, H, W) → the same, for any image; ``circular`` needs sides divisible by the stride.
+        ``weight`` is (hidden, channels/groups, kernel_h, kernel_w), as in ``torch.nn``.
     """
 
     AXES: int
