@@ -9,31 +9,23 @@ import torch
 from torch import nn
 
 import lipcert as lc
+from golden import hostile_layer
 from lipcert.frozen import FrozenResidual, freeze
 from lipcert.models.presets import list_models
 from lipcert.proofs.audit import chain
 from lipcert.verified.rounding import float32_down
-from table import HOSTILE, LAYERS, fit, inputs, jacobian
+from table import HOSTILE, LAYERS, inputs, jacobian
 
 FROZEN = list(LAYERS)
 ORDINARY = ("as built", "random", "all active", "zero column", "tiny column", "equal columns", "scale 1e-6")
 GRID = 1.07  # a convolution on a grid of frequencies: the coarsest factor that these small kernels get, per layer
 
 
-def disturbed(name, kind):
-    torch.manual_seed(len(name) + len(kind))
-    layer = LAYERS[name].make().eval()
-    HOSTILE[kind](layer)
-    if "optimal" in name:
-        fit(layer)
-    return layer
-
-
 @pytest.mark.parametrize("name", FROZEN)
 def test_the_stored_tensors_are_proved_under_hostile_parameters(name):
     entry = LAYERS[name]
     for kind in HOSTILE:
-        frozen = freeze(disturbed(name, kind))
+        frozen = freeze(hostile_layer(name, kind))
         assert not list(frozen.parameters())
         links = chain(frozen, entry.shape)
         product = math.prod(part.lipschitz for part in links.parts)
@@ -64,7 +56,7 @@ def test_frozen_says_what_the_layer_says(name):
     """γ and V are rounded down by at most 2⁻²² and a weight by 2⁻²⁴, relative to what they multiply."""
     entry = LAYERS[name]
     for kind in ORDINARY:
-        layer = disturbed(name, kind).double()  # in float32 it would drop neurons that it keeps in float64
+        layer = hostile_layer(name, kind).double()  # in float32 it would drop neurons that it keeps in float64
         frozen = freeze(layer)
         x = inputs(entry, batch=3)
         with torch.no_grad():

@@ -41,7 +41,9 @@ def sizes(name: str, value: object, axes: int, *, least: int = 1) -> Sizes:
         or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in values)
     ):
         many = {1: "a tuple with one integer", 2: "a pair of integers"}.get(axes, f"{axes} integers")
-        raise ValueError(f"{name} must be one integer or {many}, each at least {least}; got {value!r}.")
+        raise ValueError(
+            f"{name} must be one integer or {many} of at least {least}; got {value!r}. Pass {name}={max(least, 1)}."
+        )
     return tuple(values)
 
 

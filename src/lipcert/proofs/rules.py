@@ -124,7 +124,7 @@ def _leaves(module: nn.Module, name: str, parametrized: bool) -> list[_Leaf]:
         if child is not None
         for leaf in _leaves(child, f"{name}.{key}" if name else key, parametrized)
     ]
-    if len(leaves) > 1 and leaves[-2].head and type(leaves[-1].module) is Scale:
+    if not name and len(leaves) > 1 and leaves[-2].head and type(leaves[-1].module) is Scale:
         joined = frozen.scaled_linear(leaves[-2].module, leaves[-1].module)  # as ``freeze`` does it
         if joined is not None:
             leaves[-2:] = [_Leaf(leaves[-2].name, joined, head=True)]
