@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcert.errors import NotCertified
-from lipcert.verified import cholesky, convolution, dense, grid, rounding, rowsums, trigonometry
+from lipcert.verified import cholesky, convolution, dense, grid, rounding, rowsums, torus, trigonometry
 from lipcert.verified.rounding import U32, U64
 
 ctx.prec = 200
@@ -708,6 +708,73 @@ def test_cosines_lie_within_half_a_unit():
         bound = trigonometry.cos_squared_down(degree, points)
         assert not arb(bound) > exact
         assert arb(bound) > exact - 1e-15
+
+
+# Blocks of waves
+
+
+def blocks_and_gamma(rng):
+    count, rows, columns = (int(v) for v in rng.integers(1, 4, 3))
+    blocks = np.stack([hostile(rng, 4 * rows, 4 * columns) for _ in range(count)])
+    if rng.random() < 0.3:
+        blocks[rng.integers(0, count)] = 0
+    return blocks, hostile_gamma(rng, blocks[0])[:rows]
+
+
+@FEW
+@given(SEEDS)
+def test_blocks_together_are_bounded_as_one_by_one(seed):
+    """The largest of the blocks, exactly, and not above what each has alone by more than rounding."""
+    rng = np.random.default_rng(seed)
+    blocks, gamma = blocks_and_gamma(rng)
+    one, each = np.eye(2), np.tile(gamma, 4)
+    rho = torus.torus_rho_bound(one, one, blocks, gamma).value
+    alone = max(dense.rho_cholesky(block, each) for block in blocks)
+    assert rho <= alone * (1 + 1e-13) + 1e-300
+    if rho < math.inf:
+        assert all(dominates(rational(rho), gram(block, each)) for block in blocks)
+    norm = torus.torus_norm_bound(one, one, blocks).value
+    ones = np.ones(len(each))
+    assert norm <= math.sqrt(max(dense.rho_cholesky(block, ones) for block in blocks)) * (1 + 1e-13)
+    assert norm == math.inf or all(dominates(rational(norm) ** 2, gram(block, ones)) for block in blocks)
+    kappa = torus.torus_kappa(one, one, blocks, gamma)
+    alone = max(dense.kappa(block, each) for block in blocks)
+    assert kappa == math.inf or kappa <= alone * (1 + 1e-9) + 1e-300
+    assert kappa == math.inf or all(dominates(rational(kappa) ** 2, gram(np.abs(b), each)) for b in blocks)
+
+
+def test_many_blocks_are_taken_a_few_at_a_time(monkeypatch):
+    """The largest block counts wherever it is, and a block that is not finite anywhere proves nothing."""
+    rng = np.random.default_rng(0)
+    one, gamma = np.eye(2), np.ones(2)
+    blocks = np.stack([np.linalg.qr(rng.standard_normal((8, 8)))[0] for _ in range(9)])
+    for entries in (1, 128, 2**15):
+        monkeypatch.setattr(torus, "ENTRIES", entries)
+        for place in range(9):
+            larger = blocks.copy()
+            larger[place] *= 3
+            assert 3 * (1 - 1e-14) < torus.torus_norm_bound(one, one, larger).value < 3 * (1 + 1e-12)
+            assert 9 * (1 - 1e-14) < torus.torus_rho_bound(one, one, larger, gamma).value < 9 * (1 + 1e-12)
+            kappa = np.linalg.norm(np.abs(larger[place]), 2)
+            assert 1 - 1e-13 < torus.torus_kappa(one, one, larger, gamma) / kappa < 1 + 1e-6
+            larger[place, 0, 0] = np.nan
+            assert torus.torus_norm_bound(one, one, larger).value == math.inf
+            assert torus.torus_rho_bound(one, one, larger, gamma).value == math.inf
+            assert torus.torus_kappa(one, one, larger, gamma) == math.inf
+    none = np.zeros((0, 8, 8))
+    assert torus.torus_norm_bound(one, one, none).value == torus.torus_kappa(one, one, none, gamma) == math.inf
+    assert torus.torus_norm_bound(one, one, np.zeros((3, 8, 8))).value == 0
+    with pytest.raises(ValueError, match="gamma"):
+        torus.torus_rho_bound(one, one, blocks, np.ones(3))
+
+
+def test_without_the_defect_a_bad_factor_would_prove_anything(monkeypatch):
+    """The factor of a block is a witness, whatever it is."""
+    blocks = np.stack([np.eye(8), 3 * np.eye(8)])
+    monkeypatch.setattr(np.linalg, "cholesky", lambda stack: np.zeros_like(stack))
+    assert torus.torus_norm_bound(np.eye(2), np.eye(2), blocks).value >= 3
+    monkeypatch.setattr(torus, "defect_up", lambda matrix, shift, factor: np.zeros(len(matrix)))
+    assert torus.torus_norm_bound(np.eye(2), np.eye(2), blocks).value < 3
 
 
 # Mutants: each shortcut must be caught by a bound that is then too small.

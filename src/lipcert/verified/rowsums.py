@@ -109,22 +109,21 @@ def row_sums(columns: Array, tops: npt.NDArray[np.int64], q: Array) -> Array:
 
 
 @np.errstate(all="ignore")
-def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (n, R), entries in [0, 2⁴⁰]
+def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (…, n, R), entries in [0, 2⁴⁰]
     """At least ‖S‖₂ for every S with 0 ≤ S ≤ (1 + g_roundings)(matrix + 2⁶⁰·ETA) entry by entry; 0 if matrix = 0.
+
+    Of a stack of matrices it is the largest.
 
     ‖S‖² is the spectral radius of SᵀS, at most max_k (SᵀSx)_k/x_k for any x > 0 (Collatz, Wielandt). The largest
     entry is 0 or not small: callers scale it, so a zero matrix means S = 0.
     """
     if not matrix.any():
         return 0.0
-    n, rows = matrix.shape
-    x = np.ones(rows)
+    *stack, n, rows = matrix.shape
+    x = np.ones((*stack, rows, 1))
     for _ in range(STEPS):
-        image = matrix.T @ (matrix @ x)
-        top = float(image.max(initial=0.0))
-        if not 0 < top < np.inf:
-            break
-        x = np.maximum(image / top, 2.0**-40)
+        image = matrix.swapaxes(-1, -2) @ (matrix @ x)
+        x = np.fmax(image / image.max(axis=(-2, -1), keepdims=True), 2.0**-40)  # 2⁻⁴⁰ for NaN: any x > 0 serves
     lost = 2.0**200 * (n + 1) * (rows + 1) * ETA
-    ratios = (matrix.T @ (matrix @ x) + lost) / x
+    ratios = (matrix.swapaxes(-1, -2) @ (matrix @ x) + lost) / x
     return up(float(np.sqrt(ratios.max(initial=0.0))), n + rows + 2 * roundings + 8)
