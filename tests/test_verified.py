@@ -3,6 +3,7 @@
 "Exact" is meant: λmax(A) ≤ r is decided by eliminating rI − A over the rationals, for the numbers the arrays hold.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcert.errors import NotCertified
-from lipcert.verified import cholesky, convolution, dense, grid, rounding, rowsums, trigonometry
+from lipcert.verified import cholesky, convolution, dense, grid, rounding, rowsums, torus, trigonometry
 from lipcert.verified.rounding import U32, U64
 
 ctx.prec = 200
@@ -194,7 +195,13 @@ def test_bad_numbers_give_infinite_bounds():
         lambda: dense.norm_bound(np.ones(3)),
         lambda: dense.norm_bound(np.ones((2, 2), dtype=int)),
         lambda: dense.norm_bound(np.ones((2, 2), dtype=np.longdouble)),
-        lambda: convolution.conv_norm_bound(np.ones((2, 2, 3))),
+        lambda: convolution.conv_norm_bound(np.ones(3)),
+        lambda: convolution.conv_norm_bound(np.ones((2, 2, 3)), stride=(1, 1)),
+        lambda: convolution.conv_norm_bound(np.ones((2, 2, 3, 3, 3)), dilation=(1, 1)),
+        lambda: convolution.conv_norm_bound(np.ones((2, 2, 3, 3, 3)), torus=(4, 4)),
+        lambda: convolution.proved_stride(3, 8),
+        lambda: convolution.proved_stride((3, 3), (8, 8, 8)),
+        lambda: convolution.proved_stride((3,), (8,), stride=(True,)),
         lambda: convolution.conv_norm_bound(np.ones((3, 2, 3, 3)), groups=2),
         lambda: convolution.conv_norm_bound(np.ones((3, 2, 3, 3)), stride=0),
         lambda: convolution.conv_rho_grid(np.ones((3, 2, 3, 3)), np.ones(3), oversampling=1),
@@ -382,13 +389,26 @@ def explicit(kernel, image, stride, padding, dilation, groups, mode):
     return matrix.reshape(n, outputs[0] * outputs[1], -1)
 
 
-def geometries(count, seed):
+def by_unit_vectors(kernel, image, stride, padding, dilation, groups, mode):
+    """The same matrix for one or three axes: PyTorch's convolution of all unit vectors."""
+    convolve = {1: torch.nn.functional.conv1d, 3: torch.nn.functional.conv3d}[len(image)]
+    x = torch.eye(kernel.shape[1] * groups * math.prod(image), dtype=torch.float64)
+    x = x.view(-1, kernel.shape[1] * groups, *image)
+    if mode == "circular":
+        for axis, (size, p) in enumerate(zip(image, padding, strict=True)):
+            x = x.index_select(axis + 2, torch.arange(-p, size + p) % size)
+        padding = 0
+    y = convolve(x, torch.from_numpy(np.asarray(kernel, np.float64)), None, stride, padding, dilation, groups)
+    return y.flatten(2).permute(1, 2, 0).numpy()
+
+
+def geometries(count, seed, axes=2):
     rng = np.random.default_rng(seed)
+    ranges = ((1, 4), (1, 4), (1, 3), (0, 3), (1, 5)) if axes == 3 else ((1, 6), (1, 5), (1, 4), (0, 4), (1, 8))
     while count:
         groups = int(rng.integers(1, 3))
         size, stride, dilation, padding, image = (
-            tuple(int(v) for v in rng.integers(low, high, 2))
-            for low, high in ((1, 6), (1, 5), (1, 4), (0, 4), (1, 8))
+            tuple(int(v) for v in rng.integers(low, high, axes)) for low, high in ranges
         )
         mode = ("zeros", "circular")[rng.integers(0, 2)]
         if any(a + 2 * p < d * (k - 1) + 1 for a, p, d, k in zip(image, padding, dilation, size, strict=True)):
@@ -408,16 +428,17 @@ def geometries(count, seed):
         yield (
             rng,
             kernel,
-            explicit(kernel, image, stride, padding, dilation, groups, mode),
+            (explicit if axes == 2 else by_unit_vectors)(kernel, image, stride, padding, dilation, groups, mode),
             proved,
             dilation,
             groups,
         )
 
 
-def test_convolutions_against_explicit_matrices():
+@pytest.mark.parametrize(("axes", "count"), [(1, 200), (2, 250), (3, 80)])
+def test_convolutions_against_explicit_matrices(axes, count):
     """Every padding, stride, dilation, number of groups and kernel parity. SVD errs by 1e-13 of the norm."""
-    for rng, kernel, matrix, stride, dilation, groups in geometries(250, seed=0):
+    for rng, kernel, matrix, stride, dilation, groups in geometries(count, seed=0, axes=axes):
         options = {"stride": stride, "dilation": dilation, "groups": groups}
         gamma = rng.random(len(kernel)) * rng.integers(0, 2, len(kernel))
         q = rng.random(len(kernel)) + 0.01
@@ -440,9 +461,10 @@ def test_convolutions_against_explicit_matrices():
         assert np.linalg.norm(scaled, 2) <= 1 + 1e-13 if scaled.size else True
 
 
-def test_convolutions_against_exact_arithmetic():
+@pytest.mark.parametrize(("axes", "count"), [(1, 150), (2, 300), (3, 500)])
+def test_convolutions_against_exact_arithmetic(axes, count):
     checked = 0
-    for rng, kernel, matrix, stride, dilation, groups in geometries(300, seed=1):
+    for rng, kernel, matrix, stride, dilation, groups in geometries(count, seed=1, axes=axes):
         outputs = matrix.shape[0] * matrix.shape[1]
         if matrix.shape[2] > 12 or outputs > 40:
             continue
@@ -465,16 +487,21 @@ def test_convolutions_against_exact_arithmetic():
 
 
 def infinite_norm(kernel, stride, dilation, groups, points=64):
-    """Nearly the norm on all of ℤ², from below: dilate, split into phases, transform, all the slow way."""
-    n, depth, height, width = kernel.shape
-    size = [d * (k - 1) + 1 for d, k in zip(dilation, (height, width), strict=True)]
+    """Nearly the norm on all of ℤ^axes, from below: dilate, split into phases, transform, all the slow way."""
+    n, depth, *taps = kernel.shape
+    size = [d * (k - 1) + 1 for d, k in zip(dilation, taps, strict=True)]
     large = np.zeros((n, depth, *(-(-k // s) * s for k, s in zip(size, stride, strict=True))))
-    large[:, :, : size[0] : dilation[0], : size[1] : dilation[1]] = kernel
-    phases = [large[:, :, i :: stride[0], j :: stride[1]] for i in range(stride[0]) for j in range(stride[1])]
-    symbol = np.fft.fft2(np.concatenate(phases, axis=1), (points, points)).transpose(2, 3, 0, 1)
+    large[:, :, *(slice(0, k, d) for k, d in zip(size, dilation, strict=True))] = kernel
+    phases = [
+        large[:, :, *(slice(i, None, s) for i, s in zip(phase, stride, strict=True))]
+        for phase in itertools.product(*map(range, stride))
+    ]
+    axes = tuple(range(2, kernel.ndim))
+    symbol = np.fft.fftn(np.concatenate(phases, axis=1), (points,) * len(axes), axes)
+    symbol = np.moveaxis(symbol, (0, 1), (-2, -1))
     each = n // groups
     return max(
-        np.linalg.svd(symbol[:, :, g * each : (g + 1) * each], compute_uv=False).max() for g in range(groups)
+        np.linalg.svd(symbol[..., g * each : (g + 1) * each, :], compute_uv=False).max() for g in range(groups)
     )
 
 
@@ -487,6 +514,103 @@ def test_the_grid_is_within_two_percent_of_the_infinite_operator(stride, dilatio
         found = convolution.conv_norm_bound(kernel, stride, dilation, groups)
         ratio = found.value / infinite_norm(kernel, stride, dilation, groups)
         assert 1 - 1e-13 <= ratio < 1.02, f"{found} is {ratio:.4f} times the norm on the plane"
+
+
+@pytest.mark.parametrize(
+    ("size", "points"), [((3,), 64), ((5,), 64), ((3, 2), 32), ((3, 2, 3), 32), ((1, 3, 2), 32)]
+)
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (3, 2), (2, 2)])
+def test_each_axis_costs_the_grid_its_own_factor_and_no_more(size, points, stride, dilation):
+    """The transform meets all points of our grid, so what is above it is the loss: 1/cos(π/32) for each axis."""
+    rng, axes = np.random.default_rng(0), len(size)
+    kernel = rng.standard_normal((4, 2, *size))
+    true = infinite_norm(kernel, (stride,) * axes, (dilation,) * axes, 2, points)
+    gamma = np.full(4, 4.0)
+    ratio = np.sqrt(convolution.conv_rho_grid(kernel, gamma, stride=stride, dilation=dilation, groups=2)) / (
+        2 * true
+    )
+    assert 1 - 1e-13 <= ratio <= 1.0001 / math.cos(math.pi / 32) ** sum(k > 1 for k in size), ratio
+    exact = np.sqrt(
+        convolution.conv_rho_bound(kernel, gamma, stride=stride, groups=2, torus=(points,) * axes).value
+    )
+    if dilation == 1:
+        assert 1 - 1e-13 <= exact / (2 * true) <= 1 + 1e-11
+
+
+@pytest.mark.parametrize(("image", "size"), [((12,), (5,)), ((12, 6), (3, 5)), ((4, 6, 4), (3, 1, 3))])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_torus_of_any_number_of_axes_is_exact(image, size, stride):
+    rng = np.random.default_rng(0)
+    for groups in (1, 2):
+        kernel = rng.standard_normal((2, 2, *size))
+        padding, one = tuple(k // 2 for k in size), (1,) * len(image)
+        matrix = (explicit if len(image) == 2 else by_unit_vectors)(
+            kernel, image, (stride,) * len(image), padding, one, groups, "circular"
+        )
+        true = np.linalg.norm(matrix.reshape(-1, matrix.shape[2]), 2)
+        proved = convolution.proved_stride(size, image, stride=stride, padding=padding, padding_mode="circular")
+        assert proved == (stride,) * len(image)
+        torus = tuple(n // stride for n in image)
+        found = convolution.conv_norm_bound(kernel, proved, groups=groups, torus=torus)
+        assert found.method == "torus"
+        assert 1 - 1e-13 <= found.value / true <= 1 + 1e-11
+        assert found.value <= convolution.conv_norm_bound(kernel, proved, groups=groups).value * (1 + 1e-12)
+
+
+def all_bounds(kernel, torus, **options):
+    rng = np.random.default_rng(0)
+    gamma, q = rng.random(len(kernel)), rng.random(len(kernel)) + 0.1
+    norm = convolution.conv_norm_bound(kernel, **options)
+    return [
+        norm,
+        convolution.conv_norm_bound(kernel, **options, torus=torus),
+        convolution.conv_rho_weighted(kernel, gamma, **options),
+        convolution.conv_rho_weighted(kernel, gamma, q, **options),
+        convolution.conv_rho_grid(kernel, gamma, oversampling=5, **options),
+        convolution.conv_rho_bound(kernel, gamma, q, **options),
+        convolution.conv_row_sums_up(kernel, q, **options).tolist(),
+        convolution.conv_kappa(kernel, gamma, **options),
+        convolution.by_grid_too(norm, kernel, 2, **options),
+    ]
+
+
+@FEW
+@given(SEEDS)
+def test_an_axis_with_one_tap_changes_nothing(seed):
+    """Bit by bit: a signal is an image of height 1, an image a volume of depth 1, a dense weight a 1×1 kernel."""
+    rng = np.random.default_rng(seed)
+    axes, groups = int(rng.integers(0, 3)), int(rng.integers(1, 3))
+    size, stride, dilation, torus = (tuple(int(v) for v in rng.integers(1, high, axes)) for high in (6, 4, 4, 8))
+    kernel = hostile(rng, groups * int(rng.integers(1, 4)), int(rng.integers(1, 4)), *size)
+    fewer = all_bounds(kernel, torus, stride=stride, dilation=dilation, groups=groups)
+    for axis in range(axes + 1):
+        more = [
+            (*values[:axis], other, *values[axis:]) for values, other in ((stride, 3), (dilation, 2), (torus, 1))
+        ]
+        wider = np.expand_dims(kernel, 2 + axis)
+        assert all_bounds(wider, more[2], stride=more[0], dilation=more[1], groups=groups) == fewer
+
+
+def test_without_axes_a_convolution_is_dense():
+    weight = np.random.default_rng(0).standard_normal((5, 3))
+    true = dense.norm_bound(weight).value
+    assert true * (1 - 1e-12) < convolution.conv_norm_bound(weight).value < true * (1 + 1e-12)
+    assert convolution.conv_kappa(weight, np.ones(5)) >= dense.kappa(weight, np.ones(5)) * (1 - 1e-12)
+    assert (convolution.conv_row_sums_up(weight, np.ones(5)) == dense.row_sums_up(weight, np.ones(5))).all()
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "points"), [(4, (3, 3), 512), (4, (3, 2, 3), 512), (64, (3, 3, 3), 32)]
+)
+def test_the_loss_of_the_grid_of_the_checker(channels, size, points):
+    """It takes N^(axes − 1)·(N/2 + 1) points for n·c·min(n, c) work each, up to 2³⁵."""
+    kernel = np.ones((channels, channels, *size))
+    found = convolution.by_grid_too(dense.Bound(1.0, "row sums"), kernel, 1)
+    work = [n ** (len(size) - 1) * (n // 2 + 1) * channels**3 for n in (points, 2 * points)]
+    assert work[0] <= 2**35
+    assert points == 512 or work[1] > 2**35
+    loss = math.prod(math.cos(math.pi * (k - 1) / (2 * points)) for k in size)
+    assert 1 / loss < found.value < (1 + 1e-11) / loss
 
 
 def test_the_grid_is_near_tight_on_images():
@@ -527,6 +651,15 @@ def test_transposed_convolution_has_the_same_norm():
         true = torch.linalg.matrix_norm(out.flatten(1), 2).item()
         bound = convolution.conv_norm_bound(kernel.numpy(), stride, dilation).value
         assert true * (1 - 1e-13) <= bound < 1.25 * true
+    for transpose, image in (
+        (torch.nn.functional.conv_transpose1d, (9,)),
+        (torch.nn.functional.conv_transpose3d, (4,) * 3),
+    ):
+        kernel = torch.randn(2, 2, *[3] * len(image), dtype=torch.float64)
+        impulses = torch.eye(2 * math.prod(image), dtype=torch.float64).view(-1, 2, *image)
+        out = transpose(impulses, kernel, None, 2, 1, 1)
+        true = torch.linalg.matrix_norm(out.flatten(1), 2).item()
+        assert true * (1 - 1e-13) <= convolution.conv_norm_bound(kernel.numpy(), 2).value < 1.5 * true
 
 
 def test_scale_of_a_kernel_does_not_matter():
@@ -545,14 +678,23 @@ def test_padding_without_a_proof_is_refused():
     proved = convolution.proved_stride
     for mode in ("reflect", "replicate", "constant"):
         with pytest.raises(NotCertified):
-            proved(3, 8, padding=1, padding_mode=mode)
-    assert proved(3, 8, stride=2, padding=7) == (2, 2)
-    assert proved(3, 9, stride=2, padding=1, padding_mode="circular") == (1, 1)
+            proved(3, (8, 8), padding=1, padding_mode=mode)
+    assert proved(3, (8, 8), stride=2, padding=7) == (2, 2)
+    assert proved((3,), (8,), stride=2, padding=7) == (2,)
+    assert proved((3, 1, 2), (8, 4, 9), stride=(2, 3, 1), padding=7, dilation=2) == (2, 3, 1)
+    assert proved((3, 3, 3), (8, 9, 10), stride=(4, 6, 5), padding=1, padding_mode="circular") == (4, 3, 5)
+    assert proved(3, (9, 9), stride=2, padding=1, padding_mode="circular") == (1, 1)
     assert proved(3, (8, 9), stride=(4, 6), padding=1, padding_mode="circular") == (4, 3)
-    assert proved(4, 8, padding="same", padding_mode="circular") == (1, 1)
+    assert proved(4, (8, 8), padding="same", padding_mode="circular") == (1, 1)
+    assert proved((4, 2, 3), (8, 7, 6), padding="same", padding_mode="circular") == (1, 1, 1)
     for size, padding in ((2, 1), (4, 2), (1, 1)):  # an output twice
         with pytest.raises(NotCertified):
-            proved(size, 8, padding=padding, padding_mode="circular")
+            proved(size, (8, 8), padding=padding, padding_mode="circular")
+        for axis in range(3):
+            sizes, paddings = [3, 3, 3], [1, 1, 1]
+            sizes[axis], paddings[axis] = size, padding
+            with pytest.raises(NotCertified):
+                proved(tuple(sizes), (8, 8, 8), padding=tuple(paddings), padding_mode="circular")
 
 
 def test_cosines_lie_within_half_a_unit():
@@ -566,6 +708,73 @@ def test_cosines_lie_within_half_a_unit():
         bound = trigonometry.cos_squared_down(degree, points)
         assert not arb(bound) > exact
         assert arb(bound) > exact - 1e-15
+
+
+# Blocks of waves
+
+
+def blocks_and_gamma(rng):
+    count, rows, columns = (int(v) for v in rng.integers(1, 4, 3))
+    blocks = np.stack([hostile(rng, 4 * rows, 4 * columns) for _ in range(count)])
+    if rng.random() < 0.3:
+        blocks[rng.integers(0, count)] = 0
+    return blocks, hostile_gamma(rng, blocks[0])[:rows]
+
+
+@FEW
+@given(SEEDS)
+def test_blocks_together_are_bounded_as_one_by_one(seed):
+    """The largest of the blocks, exactly, and not above what each has alone by more than rounding."""
+    rng = np.random.default_rng(seed)
+    blocks, gamma = blocks_and_gamma(rng)
+    one, each = np.eye(2), np.tile(gamma, 4)
+    rho = torus.torus_rho_bound(one, one, blocks, gamma).value
+    alone = max(dense.rho_cholesky(block, each) for block in blocks)
+    assert rho <= alone * (1 + 1e-13) + 1e-300
+    if rho < math.inf:
+        assert all(dominates(rational(rho), gram(block, each)) for block in blocks)
+    norm = torus.torus_norm_bound(one, one, blocks).value
+    ones = np.ones(len(each))
+    assert norm <= math.sqrt(max(dense.rho_cholesky(block, ones) for block in blocks)) * (1 + 1e-13)
+    assert norm == math.inf or all(dominates(rational(norm) ** 2, gram(block, ones)) for block in blocks)
+    kappa = torus.torus_kappa(one, one, blocks, gamma)
+    alone = max(dense.kappa(block, each) for block in blocks)
+    assert kappa == math.inf or kappa <= alone * (1 + 1e-9) + 1e-300
+    assert kappa == math.inf or all(dominates(rational(kappa) ** 2, gram(np.abs(b), each)) for b in blocks)
+
+
+def test_many_blocks_are_taken_a_few_at_a_time(monkeypatch):
+    """The largest block counts wherever it is, and a block that is not finite anywhere proves nothing."""
+    rng = np.random.default_rng(0)
+    one, gamma = np.eye(2), np.ones(2)
+    blocks = np.stack([np.linalg.qr(rng.standard_normal((8, 8)))[0] for _ in range(9)])
+    for entries in (1, 128, 2**15):
+        monkeypatch.setattr(torus, "ENTRIES", entries)
+        for place in range(9):
+            larger = blocks.copy()
+            larger[place] *= 3
+            assert 3 * (1 - 1e-14) < torus.torus_norm_bound(one, one, larger).value < 3 * (1 + 1e-12)
+            assert 9 * (1 - 1e-14) < torus.torus_rho_bound(one, one, larger, gamma).value < 9 * (1 + 1e-12)
+            kappa = np.linalg.norm(np.abs(larger[place]), 2)
+            assert 1 - 1e-13 < torus.torus_kappa(one, one, larger, gamma) / kappa < 1 + 1e-6
+            larger[place, 0, 0] = np.nan
+            assert torus.torus_norm_bound(one, one, larger).value == math.inf
+            assert torus.torus_rho_bound(one, one, larger, gamma).value == math.inf
+            assert torus.torus_kappa(one, one, larger, gamma) == math.inf
+    none = np.zeros((0, 8, 8))
+    assert torus.torus_norm_bound(one, one, none).value == torus.torus_kappa(one, one, none, gamma) == math.inf
+    assert torus.torus_norm_bound(one, one, np.zeros((3, 8, 8))).value == 0
+    with pytest.raises(ValueError, match="gamma"):
+        torus.torus_rho_bound(one, one, blocks, np.ones(3))
+
+
+def test_without_the_defect_a_bad_factor_would_prove_anything(monkeypatch):
+    """The factor of a block is a witness, whatever it is."""
+    blocks = np.stack([np.eye(8), 3 * np.eye(8)])
+    monkeypatch.setattr(np.linalg, "cholesky", lambda stack: np.zeros_like(stack))
+    assert torus.torus_norm_bound(np.eye(2), np.eye(2), blocks).value >= 3
+    monkeypatch.setattr(torus, "defect_up", lambda matrix, shift, factor: np.zeros(len(matrix)))
+    assert torus.torus_norm_bound(np.eye(2), np.eye(2), blocks).value < 3
 
 
 # Mutants: each shortcut must be caught by a bound that is then too small.
@@ -597,12 +806,70 @@ def test_without_the_cosine_factor_the_grid_is_wrong(monkeypatch):
     assert convolution.conv_rho_grid(kernel, np.ones(2), oversampling=3) < 4
 
 
-def test_a_quarter_of_the_grid_is_wrong(monkeypatch):
-    """A wave along the antidiagonal peaks at ±(θ, −θ), which no quarter of the grid meets."""
-    phase = 2 * np.pi / 3 * (np.arange(3)[:, None] - np.arange(3))
+@pytest.mark.parametrize("size", [(4,), (2, 4), (2, 3, 4)])
+def test_every_axis_has_its_cosine_factor(size, monkeypatch):
+    """∏|1 − e^{idθ}|² with N/d odd in every axis: a factor that is forgotten is missing from 4^axes."""
+    kernel = np.zeros((1, 1, *size))
+    for corner in itertools.product((0, -1), repeat=len(size)):
+        kernel[0, 0, *corner] = (-1.0) ** sum(corner)
+    peak = 4.0 ** len(size)
+    assert peak <= convolution.conv_rho_grid(kernel, np.ones(1), oversampling=3) < 1.0003 * peak
+    true = grid.cos_squared_down
+    for forgotten in size:
+        monkeypatch.setattr(grid, "cos_squared_down", lambda d, n, k=forgotten: 1.0 if d == k - 1 else true(d, n))
+        assert convolution.conv_rho_grid(kernel, np.ones(1), oversampling=3) < 0.76 * peak
+
+
+@pytest.mark.parametrize("size", [(4,), (3, 4), (3, 2, 3)])
+def test_half_of_the_lags_without_their_mirrors_is_wrong(size, monkeypatch):
+    """Ones: at frequency 0 the symbol is the number of taps, and the overlaps over all lags make up its square."""
+    kernel = np.ones((1, 1, *size))
+    square = math.prod(size) ** 2
+    assert square <= convolution.conv_rho_weighted(kernel, np.ones(1)) < square * (1 + 1e-11)
+    whole = rowsums.overlaps
+
+    def halved(columns):
+        parts = whole(columns)
+        return dataclasses.replace(parts, total=(parts.total + np.square(columns).sum()) / 2)  # of one column
+
+    monkeypatch.setattr(convolution, "overlaps", halved)
+    assert convolution.conv_rho_weighted(kernel, np.ones(1)) < 0.8 * square
+
+
+@pytest.mark.parametrize("size", [(), (5,), (3, 4), (3, 2, 4), (2, 3, 1, 2)])
+def test_overlaps_are_summed_over_all_lags(size):
+    """Against every lag, one tap at a time. Integers: all sums are exact."""
+    columns = np.random.default_rng(0).integers(-8, 9, (3, 2, *size)).astype(float)
+    lags = {}
+    for u, v in itertools.product(np.ndindex(*size), repeat=2):
+        lag = tuple(a - b for a, b in zip(u, v, strict=True))
+        lags[lag] = lags.get(lag, 0) + columns[:, :, *u] @ columns[:, :, *v].T
+    parts = rowsums.overlaps(columns)
+    assert (parts.total == sum(np.abs(one) for one in lags.values())).all()
+    assert parts.roundings >= len(lags) + 2 * math.prod(
+        size
+    )  # of the overlaps, and of the squares of sums over taps
+    assert (parts.taps == np.abs(columns).reshape(3, 2, -1).sum(axis=2)).all()
+
+
+@pytest.mark.parametrize("counts", [(), (1,), (7,), (8,), (6, 5), (1, 4), (4, 4, 6), (3, 5, 1), (2, 3, 4, 2)])
+def test_half_of_the_grid_and_its_mirror_are_the_grid(counts):
+    half = grid.half_grid(counts)
+    assert half.shape[0] == len(counts)
+    kept = {tuple(one) for one in half.T.tolist()}
+    mirrored = {tuple(-j % n for j, n in zip(one, counts, strict=True)) for one in kept}
+    assert len(kept) == half.shape[1]
+    assert kept | mirrored == set(itertools.product(*map(range, counts)))
+    itself = math.prod(2 - n % 2 for n in counts)  # −ω = ω: 0, and N/2 where N is even
+    assert 2 * len(kept) == math.prod(counts) + itself
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_quarter_of_the_grid_is_wrong(axes, monkeypatch):
+    """A wave along the antidiagonal peaks at ±(θ, −θ, …), which no quarter of the grid meets."""
+    phase = sum((-1) ** i * place for i, place in enumerate(np.indices((3,) * axes))) * 2 * np.pi / 3
     kernel = np.stack([np.cos(phase), np.sin(phase)])[:, None]
-    peak = np.abs(np.fft.fft2(kernel, (48, 48))).transpose(2, 3, 0, 1)
-    peak = (peak[..., 0] ** 2).sum(axis=-1).max()
+    peak = (np.abs(np.fft.fftn(kernel, (48,) * axes, tuple(range(2, 2 + axes)))) ** 2).sum(axis=0).max()
     assert convolution.conv_rho_grid(kernel, np.ones(2)) >= peak * (1 - 1e-14)
     whole = grid.half_grid
 

@@ -40,13 +40,13 @@ def gram(factor: Matrix) -> tuple[Matrix, Array]:  # (…, p, k) → (…, p, p)
     return product + 1j * (lower - lower.swapaxes(-1, -2)), 2.0 * error
 
 
-def defect_up(matrix: Matrix, shift: float, factor: Matrix) -> Array:  # (…, p, p), (…, p, p) → (…)
+def defect_up(matrix: Matrix, shift: float | Array, factor: Matrix) -> Array:  # (…, p, p), (…), (…, p, p) → (…)
     """At least ‖M − shift·I − FF*‖₂ for a Hermitian M, the exact numbers in ``matrix`` and ``factor``."""
     p = matrix.shape[-1]
     product, error = gram(factor)
     diagonal = np.arange(p)
     moved = matrix.copy()
-    moved[..., diagonal, diagonal] -= shift  # one rounding, at most u times the result
+    moved[..., diagonal, diagonal] -= np.asarray(shift)[..., None]  # one rounding, at most u times the result
     on_diagonal = np.abs(moved[..., diagonal, diagonal]).max(axis=-1, initial=0.0)
     rest = moved - product
     row_sums = (np.abs(rest.real) + np.abs(rest.imag)).sum(axis=-1).max(axis=-1, initial=0.0)

@@ -44,19 +44,18 @@ def rho_weighted(weight: npt.ArrayLike, gamma: npt.ArrayLike, q: npt.ArrayLike |
     """
     rows = real("weight", weight, 2)
     if q is not None:
-        return weighted_rho(rows[:, :, None, None], per_row("gamma", gamma, rows), per_row("q", q, rows))
+        return weighted_rho(rows, per_row("gamma", gamma, rows), per_row("q", q, rows))
     parts = scaled_rows(rows, gamma)
     return math.inf if parts is None else ldexp_up(_by_row_sums(parts.rows), 2 * parts.exponent)
 
 
-def weighted_rho(columns: Array, gamma: Array, q: Array) -> float:  # (n, R, h, w), (n,), (n,)
+def weighted_rho(columns: Array, gamma: Array, q: Array) -> float:  # (n, R, *taps), (n,), (n,)
     """max_i γ_i T_i with the T_i of ``rowsums.row_sums``, for dense and convolutional columns."""
     if not usable(columns, gamma, q) or bool((gamma < 0).any()) or bool((q <= 0).any()):
         return math.inf
     kept = gamma > 0
     columns, gamma, q = columns[kept], gamma[kept], q[kept]
-    tops = exponents(np.abs(columns).max(axis=(1, 2, 3), initial=0.0))
-    sums, powers = split_row_sums(scaled(columns, tops[:, None, None, None]), tops, q)
+    sums, powers = split_row_sums(*_unit_columns(columns), q)
     shift = exponents(gamma)
     products = up(sums * scaled(gamma, shift), 1)  # mantissas in [½, 1) times sums that cannot overflow
     return float(ldexp_up(products, powers + shift).max(initial=0.0))
@@ -70,15 +69,14 @@ def row_sums_up(weight: npt.ArrayLike, q: npt.ArrayLike) -> Array:  # (n, m), (n
     differ by more than a factor of about 2⁹⁰⁰ the smallest get a T_i that is too large.
     """
     rows = real("weight", weight, 2)
-    return positive_row_sums(rows[:, :, None, None], per_row("q", q, rows))
+    return positive_row_sums(rows, per_row("q", q, rows))
 
 
-def positive_row_sums(columns: Array, q: Array) -> Array:  # (n, R, h, w), (n,) → (n,)
+def positive_row_sums(columns: Array, q: Array) -> Array:  # (n, R, *taps), (n,) → (n,)
     """T of ``rowsums.row_sums``; all infinite where the input proves nothing."""
     if not usable(columns, q) or bool((q <= 0).any()):
         return np.full(len(q), np.inf)
-    tops = exponents(np.abs(columns).max(axis=(1, 2, 3), initial=0.0))
-    return row_sums(scaled(columns, tops[:, None, None, None]), tops, q)
+    return row_sums(*_unit_columns(columns), q)
 
 
 def rho_cholesky(weight: npt.ArrayLike, gamma: npt.ArrayLike) -> float:  # (n, m), (n,)
@@ -127,6 +125,13 @@ def per_row(name: str, values: npt.ArrayLike, rows: Array) -> Array:
     return vector
 
 
+def _unit_columns(columns: Array) -> tuple[Array, npt.NDArray[np.int64]]:  # (n, …) → (n, …), (n,)
+    """m, e with columns 2^e_i·m_i, the largest modulus of each m_i in [½, 1), or 0."""
+    others = tuple(range(1, columns.ndim))
+    tops = exponents(np.abs(columns).max(axis=others, initial=0.0))
+    return scaled(columns, np.expand_dims(tops, others)), tops
+
+
 def _squared_norm(rows: Array) -> Bound:
     """‖V + Δ‖² for the V and Δ of ``scaled_rows``."""
     bounds = [Bound(_by_row_sums(rows), "row sums")]
@@ -136,7 +141,7 @@ def _squared_norm(rows: Array) -> Bound:
 
 
 def _by_row_sums(rows: Array) -> float:
-    return largest_up(overlaps(rows[:, :, None, None]), relative=2) if rows.any() else 0.0
+    return largest_up(overlaps(rows), relative=2) if rows.any() else 0.0
 
 
 @np.errstate(all="ignore")

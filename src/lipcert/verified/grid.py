@@ -1,9 +1,11 @@
 """sup_ω ‖H(ω)‖² of a convolution's symbol, from a grid of frequencies: near tight.
 
-H(ω)_ar = Σ_u k_a[r, u] e^{iω·u}, of degree d_i = taps − 1 in ω_i. With N_i > d_i equally spaced points in each axis
-the supremum is at most the maximum on the grid divided by cos²(πd_1/2N_1)·cos²(πd_2/2N_2) (M. Riesz; proof in
-docs/soundness.md). The size of an image plays no part: a transform at image size is no bound for zero padding. With
-circular padding it is: the operator is block diagonal there, and nothing lies between the points (``torus``).
+H(ω)_ar = Σ_u k_a[r, u] e^{iω·u} has one frequency ω_i for each axis of taps and degree d_i = taps − 1 in it. With
+N_i > d_i equally spaced points in axis i, the supremum is at most the maximum on the grid divided by the product of
+cos²(πd_i/2N_i) over the axes (M. Riesz, applied to one axis after the other; proof in docs/soundness.md). An axis
+with one tap costs nothing; without any axis H is one matrix. The size of an image plays no part: a transform at
+image size is no bound for zero padding. With circular padding it is: the operator is block diagonal there, and
+nothing lies between the points (``torus``).
 
 At each point λmax(HH*) ≤ r + defect, by a Cholesky factor of rI − HH* that is checked. One r serves all points and
 is raised, by the eigenvalues of the points at hand, whenever a factorisation fails.
@@ -37,13 +39,13 @@ def grid_points(degree: int, oversampling: int) -> int:
     return max(1, oversampling * degree)
 
 
-def choose_oversampling(shape: tuple[int, ...]) -> int:  # (groups, n, R, h, w)
+def choose_oversampling(shape: tuple[int, ...]) -> int:  # (groups, n, R, *taps)
     """The finest grid within WORK, or the coarsest."""
-    groups, n, rows, height, width = shape
+    groups, n, rows, *taps = shape
     small, large = sorted((n, rows))
-    each = groups * (16.0 * small**2 * (small + large) + 4.0 * n * rows * height * width + 1e4)
+    each = groups * (16.0 * small**2 * (small + large) + 4.0 * n * rows * math.prod(taps) + 1e4)
     for oversampling in OVERSAMPLING:
-        count = grid_points(height - 1, oversampling) * grid_points(width - 1, oversampling) / 2
+        count = math.prod(grid_points(k - 1, oversampling) for k in taps) / 2
         if count * each <= WORK:
             return oversampling
     return OVERSAMPLING[-1]
@@ -51,48 +53,50 @@ def choose_oversampling(shape: tuple[int, ...]) -> int:  # (groups, n, R, h, w)
 
 @np.errstate(all="ignore")
 def symbol_bound(
-    columns: Array, oversampling: int | None = None, torus: tuple[int, int] | None = None
-) -> float:  # (groups, n, R, h, w)
+    columns: Array, oversampling: int | None = None, torus: tuple[int, ...] | None = None
+) -> float:  # (groups, n, R, *taps)
     """sup_ω of ‖H(ω)‖², the largest over the groups, for columns + Δ with |Δ| ≤ g_2|columns| + 4·ETA.
 
-    With ``torus``, over the frequencies of circular images of that size alone.
+    With ``torus``, over the frequencies of circular images of that size alone, one size for each axis of taps.
     Entries have modulus at most 1 and the largest is at least ¼, as ``scaled_rows`` leaves them; or all are 0.
     """
     if not columns.any():
         return 0.0
-    _, n, rows, height, width = columns.shape
+    groups, n, rows, *taps = columns.shape
+    area = math.prod(taps)
     if torus is None:
         oversampling = oversampling or choose_oversampling(columns.shape)
-        counts = (grid_points(height - 1, oversampling), grid_points(width - 1, oversampling))
-        loss = cos_squared_down(height - 1, counts[0]) * cos_squared_down(width - 1, counts[1])
+        counts = tuple(grid_points(k - 1, oversampling) for k in taps)
+        loss = math.prod((cos_squared_down(k - 1, count) for k, count in zip(taps, counts, strict=True)), start=1.0)
     else:
         counts, loss = torus, 1.0
     frequencies = half_grid(counts)
     search = _Search(margin=1e-4 * (1.0 - loss) + 8 * min(n, rows) * U64)
-    block = max(1, min(ENTRIES // columns[..., 0, 0].size, 2**22 // (height * width)))
+    block = max(1, min(ENTRIES // (groups * n * rows), 2**22 // area))
     largest = 0.0
     for start in range(0, frequencies.shape[1], block):
         stack = _symbols(columns, frequencies[:, start : start + block], counts)
         largest = max(largest, search.largest_eigenvalue_up(stack))
-    sums = up(np.abs(columns).sum(axis=(3, 4)), height * width)
-    area = height * width
+    sums = up(np.abs(columns).sum(axis=tuple(range(3, columns.ndim))), area)
     moved = 2.0 * g(area + 5) * float(np.max([norm_up(one) for one in sums]))
     moved += 16.0 * area * math.sqrt(n * rows) * ETA
     root = math.sqrt(largest) + moved
-    return up(root * root / loss, 16) if loss > 0 else math.inf
+    return up(root * root / loss, 14 + max(2, sum(k > 1 for k in taps))) if loss > 0 else math.inf
 
 
-def half_grid(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:  # → (2, F)
-    """One of each pair ±ω of grid frequencies j/N, since H(−ω) is the conjugate of H(ω). A quarter would not do.
+def half_grid(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:  # → (axes, F)
+    """One of each pair ±ω of grid frequencies j/N, since H(−ω) is the conjugate of H(ω).
 
-    The order is scattered, so that few blocks exceed all blocks before them.
+    −ω changes the sign in all axes at once, so half of the grid is left, whatever the number of axes. A quarter
+    would not do. The order is scattered, so that few blocks exceed all blocks before them.
     """
-    first, second = np.meshgrid(np.arange(counts[0]), np.arange(counts[1]), indexing="ij")
-    pairs = np.stack([first.ravel(), second.ravel()])
-    mirrored = (-pairs) % np.array(counts)[:, None]
-    code = pairs[0] * counts[1] + pairs[1]
-    pairs = pairs[:, code <= mirrored[0] * counts[1] + mirrored[1]]
-    return pairs[:, np.random.default_rng(0).permutation(pairs.shape[1])]
+    size = math.prod(counts)
+    every = np.indices(counts, np.int64).reshape(len(counts), size)  # in the order of the dictionary
+    mirrored = np.zeros(size, np.int64)  # the place of −ω in that order
+    for count, one in zip(counts, every, strict=True):
+        mirrored = mirrored * count + -one % count
+    half = every[:, np.arange(size) <= mirrored]
+    return half[:, np.random.default_rng(0).permutation(half.shape[1])]
 
 
 def _symbols(
@@ -102,16 +106,16 @@ def _symbols(
 
     Two real products with tables of cosines and sines; groups and grid points share the first axis.
     """
-    groups, n, rows, height, width = columns.shape
-    period = math.lcm(*counts)
-    turns = (
-        np.arange(height)[:, None, None] * (frequencies[0] * (period // counts[0]))
-        + np.arange(width)[None, :, None] * (frequencies[1] * (period // counts[1]))
-    ).reshape(height * width, -1) % period
+    groups, n, rows, *taps = columns.shape
+    period, points = math.lcm(*counts), frequencies.shape[1]
+    turns = np.zeros((1, points), np.int64)  # ω·u of each tap u in units of 1/period, axis by axis
+    for k, count, one in zip(taps, counts, frequencies, strict=True):
+        turns = (turns[:, None] + np.arange(k)[:, None] * (one * (period // count))).reshape(-1, points)
+    turns %= period
     cos, sin = tables(period)
-    taps = columns.reshape(groups * n * rows, height * width)
-    symbols = np.empty((groups * n * rows, frequencies.shape[1]), np.complex128)
-    symbols.real, symbols.imag = taps @ cos[turns], taps @ sin[turns]
+    flat = columns.reshape(groups * n * rows, math.prod(taps))
+    symbols = np.empty((groups * n * rows, points), np.complex128)
+    symbols.real, symbols.imag = flat @ cos[turns], flat @ sin[turns]
     stack = symbols.reshape(groups, n, rows, -1).transpose((0, 3, 1, 2) if n <= rows else (0, 3, 2, 1))
     return np.ascontiguousarray(stack).reshape(-1, *stack.shape[2:])
 

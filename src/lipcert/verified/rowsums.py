@@ -1,8 +1,9 @@
 """Row sums of absolute overlaps: Gershgorin's theorem with a witness, which is Collatz and Wielandt's.
 
-Columns k_a[r, u], a < n, r < R, taps u (a dense weight has one tap) overlap by
-C_ab[d] = Σ_{r,u} k_a[r, u+d] k_b[r, u]. With x > 0, T_i = Σ_j Σ_d |C_ij[d]| x_j/x_i dominates the Gram symbol at
-every frequency, so max_i T_i bounds its largest eigenvalue. Any x is a witness; a bad one is loose, never wrong.
+Columns k_a[r, u], a < n, r < R, have taps u in any number of axes: u is a tuple with one index for each. A dense
+weight has no axis and one tap. Columns overlap by C_ab[d] = Σ_{r,u} k_a[r, u+d] k_b[r, u]. With x > 0,
+T_i = Σ_j Σ_d |C_ij[d]| x_j/x_i dominates the Gram symbol at every frequency, so max_i T_i bounds its largest
+eigenvalue. Any x is a witness; a bad one is loose, never wrong.
 
 Rounding: up. The error of all overlaps of one row is g_l·Σ_j Σ_r a_ir a_jr x_j, l the terms of one overlap and
 a_ir = Σ_u |k_i[r, u]|: two products of a matrix and a vector, exact zeros where supports are disjoint.
@@ -10,6 +11,8 @@ a_ir = Σ_u |k_i[r, u]|: two products of a matrix and a vector, exact zeros wher
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,18 +35,21 @@ class Overlaps:
 
 
 @np.errstate(all="ignore")
-def overlaps(columns: Array) -> Overlaps:  # (n, R, h, w), entries of modulus at most 1
-    """The overlaps of all pairs of columns, over all lags."""
-    n, rows, height, width = columns.shape
-    total = np.zeros((n, n))
-    for dy in range(height):
-        for dx in range(-(width - 1) if dy else 0, width):  # half of the lags: C_ij[−d] = C_ji[d]
-            first = columns[:, :, dy:, max(dx, 0) : width + min(dx, 0)].reshape(n, -1)
-            second = columns[:, :, : height - dy, max(-dx, 0) : width - max(dx, 0)].reshape(n, -1)
-            size = np.abs(first @ second.T)
-            total += size if dy == dx == 0 else size + size.T
-    area = height * width
-    return Overlaps(total, np.abs(columns).sum(axis=(2, 3)), rows * area, 4 * area + 2 * area)
+def overlaps(columns: Array) -> Overlaps:  # (n, R, *taps), entries of modulus at most 1
+    """The overlaps of all pairs of columns, over all lags; a lag has one entry for each axis of taps."""
+    n, rows, *taps = columns.shape
+    total, zero = np.zeros((n, n)), (0,) * len(taps)
+    for lag in itertools.product(*(range(1 - k, k) for k in taps)):
+        if lag < zero:  # half of the lags, those that are not before 0 in the dictionary: C_ij[−d] = C_ji[d]
+            continue
+        ahead = tuple(slice(max(d, 0), k + min(d, 0)) for d, k in zip(lag, taps, strict=True))
+        behind = tuple(slice(max(-d, 0), k - max(d, 0)) for d, k in zip(lag, taps, strict=True))
+        first, second = (columns[:, :, *part].reshape(n, -1) for part in (ahead, behind))
+        size = np.abs(first @ second.T)
+        total += size if lag == zero else size + size.T
+    area, lags = math.prod(taps), math.prod(2 * k - 1 for k in taps)
+    sums = np.abs(columns).sum(axis=tuple(range(2, columns.ndim)))
+    return Overlaps(total, sums, rows * area, max(4 * area, lags) + 2 * area)  # up to two axes lags < 4·area
 
 
 @np.errstate(all="ignore")
@@ -78,13 +84,13 @@ def largest_up(parts: Overlaps, *, relative: int) -> float:
 @np.errstate(all="ignore")
 def split_row_sums(
     columns: Array, tops: npt.NDArray[np.int64], q: Array
-) -> tuple[Array, npt.NDArray[np.int64]]:  # (n, R, h, w), (n,), (n,) → (n,), (n,)
+) -> tuple[Array, npt.NDArray[np.int64]]:  # (n, R, *taps), (n,), (n,) → (n,), (n,)
     """t, e with t_i·2^e_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i for the columns 2^tops·columns; zero columns have t = 0.
 
     ``columns`` are scaled so that the largest modulus of each is in [½, 1), or 0. Exponents stay integers: no row
     sum overflows before the caller puts t and e together.
     """
-    alive = columns.any(axis=(1, 2, 3))
+    alive = columns.any(axis=tuple(range(1, columns.ndim)))
     if not alive.any():
         return np.zeros(len(q)), np.zeros(len(q), np.int64)
     powers = exponents(q)
@@ -103,22 +109,21 @@ def row_sums(columns: Array, tops: npt.NDArray[np.int64], q: Array) -> Array:
 
 
 @np.errstate(all="ignore")
-def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (n, R), entries in [0, 2⁴⁰]
+def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (…, n, R), entries in [0, 2⁴⁰]
     """At least ‖S‖₂ for every S with 0 ≤ S ≤ (1 + g_roundings)(matrix + 2⁶⁰·ETA) entry by entry; 0 if matrix = 0.
+
+    Of a stack of matrices it is the largest.
 
     ‖S‖² is the spectral radius of SᵀS, at most max_k (SᵀSx)_k/x_k for any x > 0 (Collatz, Wielandt). The largest
     entry is 0 or not small: callers scale it, so a zero matrix means S = 0.
     """
     if not matrix.any():
         return 0.0
-    n, rows = matrix.shape
-    x = np.ones(rows)
+    *stack, n, rows = matrix.shape
+    x = np.ones((*stack, rows, 1))
     for _ in range(STEPS):
-        image = matrix.T @ (matrix @ x)
-        top = float(image.max(initial=0.0))
-        if not 0 < top < np.inf:
-            break
-        x = np.maximum(image / top, 2.0**-40)
+        image = matrix.swapaxes(-1, -2) @ (matrix @ x)
+        x = np.fmax(image / image.max(axis=(-2, -1), keepdims=True), 2.0**-40)  # 2⁻⁴⁰ for NaN: any x > 0 serves
     lost = 2.0**200 * (n + 1) * (rows + 1) * ETA
-    ratios = (matrix.T @ (matrix @ x) + lost) / x
+    ratios = (matrix.swapaxes(-1, -2) @ (matrix @ x) + lost) / x
     return up(float(np.sqrt(ratios.max(initial=0.0))), n + rows + 2 * roundings + 8)
