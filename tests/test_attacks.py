@@ -485,8 +485,11 @@ def make_run(folder, data, seed=0, epochs=3):
     config = TrainConfig(
         model="sll_nano", data=data, epochs=epochs, batch_size=128, learning_rate=0.02, seed=seed, threads=1
     )
-    sums = lambda model, inputs, labels: {"natural": model(inputs).argmax(dim=1) == labels}  # noqa: E731
-    train(config, folder, (load_data(data, "train"), load_data(data, "test")), sums)
+
+    def evaluate(model):
+        return lambda inputs, labels: {"natural": model(inputs).argmax(dim=1) == labels}
+
+    train(config, folder, (load_data(data, "train"), load_data(data, "test")), evaluate)
     return folder
 
 

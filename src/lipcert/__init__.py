@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
     from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
     from lipcert.layers.shape import TakeChannels as TakeChannels
-    from lipcert.layers.sharing import share_bounds as share_bounds
     from lipcert.models.build import create_model as create_model
     from lipcert.models.presets import list_models as list_models
     from lipcert.models.presets import register_model as register_model
@@ -114,7 +113,6 @@ _HOME = {
     "ScaledAvgPool2d": "layers.shape",
     "SpaceToDepth": "layers.shape",
     "TakeChannels": "layers.shape",
-    "share_bounds": "layers.sharing",
     "create_model": "models.build",
     "list_models": "models.presets",
     "register_model": "models.presets",

@@ -140,7 +140,7 @@ class Residual(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or not isinstance(bound, SLL) or type(bound) is not SLL:
             return None
-        usable = self.activation.name == "relu" and not self.keeper.sharing and fits(x, *self.parameters())
+        usable = self.activation.name == "relu" and fits(x, *self.parameters())
         return bound if usable and bound.estimates(self.operator.outputs) else None
 
 

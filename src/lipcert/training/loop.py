@@ -39,7 +39,8 @@ from lipcert.training.config import TrainConfig, learning_rate_factor
 from lipcert.training.memory import peak_bytes
 from lipcert.training.objective import make_loss
 
-Evaluate = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # model, inputs, labels → sums over examples
+CountHits = Callable[[Tensor, Tensor], dict[str, Tensor]]  # inputs, labels → for each name, what each example adds
+Evaluate = Callable[[nn.Module], CountHits]  # called once per evaluation, so that it can prepare the network
 
 
 class Diverged(ValueError):
@@ -261,10 +262,11 @@ def _evaluate(
     images, labels = data.images[share], data.labels[share]
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
+        count_hits = evaluate(model)
         for start in range(0, len(labels), 512):
             part = slice(start, start + 512)
             inputs = (images[part].float() / 255).to(accelerator.device, memory_format=torch.channels_last)
-            for name, value in evaluate(model, inputs, labels[part].to(accelerator.device)).items():
+            for name, value in count_hits(inputs, labels[part].to(accelerator.device)).items():
                 sums[name] = sums.get(name, 0) + value.double().sum()
     if kept is not None:
         model.load_state_dict(kept)
