@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from lipcert.algebra import lmi
+import lmi
 from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import certify
 from lipcert.check import check
