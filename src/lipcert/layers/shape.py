@@ -76,8 +76,6 @@ class SpaceToDepth(_Blocks):
 class PadChannels(LipschitzLayer):
     """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 
-    dim = 1  # of layers pickled before there was another
-
     def __init__(self, channels: int, dim: int = 1) -> None:
         super().__init__()
         self.channels, self.dim = positive_int("channels", channels), _axis(dim)
