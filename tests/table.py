@@ -121,7 +121,7 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     yield "head", Entry(lambda: lc.NormalizedHead(6, 4), (6,), math.sqrt(4))
     yield "convex", Entry(lambda: lc.ConvexCombination(lc.ResidualLinear(4, 3), lc.AffineLinear(4, 4)), (4,))
     yield "scale", Entry(lambda: lc.Scale(-2.5), (4,), 2.5)
-    yield "centre", Entry(lambda: lc.Centre([0.5, 0.2]), (2, 3, 3))
+    yield "centre", Entry(lambda: lc.Center([0.5, 0.2]), (2, 3, 3))
     yield "normalize", Entry(lambda: lc.Normalize([0.5, 0.2], [0.25, 2.0]), (2, 3, 3), 4.0)
     yield "avg-pool", Entry(lambda: lc.ScaledAvgPool2d((2, 3)), (2, 4, 6))
     yield "l2-pool", Entry(lambda: lc.L2Pool2d(2), (2, 4, 4))

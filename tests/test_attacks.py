@@ -55,11 +55,11 @@ def _trained():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         data = load_digits("train")
-        optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         for _ in range(60):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(data.inputs()), data.labels).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval().requires_grad_(False)
 
 

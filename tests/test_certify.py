@@ -27,17 +27,17 @@ def trained():
     torch.manual_seed(0)
     train, test = load_digits("train"), load_digits("test")
     backbone = nn.Sequential(
-        lc.Centre([0.3]), lc.SpaceToDepth(2), lc.PadChannels(8), lc.ResidualConv2d(8, 6), nn.Flatten(),
+        lc.Center([0.3]), lc.SpaceToDepth(2), lc.PadChannels(8), lc.ResidualConv2d(8, 6), nn.Flatten(),
         lc.ResidualLinear(128, 48), lc.ResidualLinear(128, 48, bound="aol"),
     )  # fmt: skip
     model = nn.Sequential(backbone, lc.NormalizedHead(128, 10))
-    optimiser = torch.optim.Adam(model.parameters(), 0.02, (0.5, 0.9))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02, (0.5, 0.9))
     loss = lc.losses.OffsetCrossEntropy(0.7, 0.1)
     for _ in range(6):
         for batch in torch.randperm(1400).split(100):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss(model(train.inputs()[batch]), train.labels[batch]).backward()
-            optimiser.step()
+            optimizer.step()
     return freeze(model), test
 
 
@@ -83,7 +83,7 @@ def test_rows_and_result_say_the_same(trained):
 
 
 def dense_network(generator, width=6, layers=3, scale=1.0):
-    parts = [lc.Centre([0.25] * width)]
+    parts = [lc.Center([0.25] * width)]
     for _ in range(layers):
         parts.append(lc.ResidualLinear(width, width))
         with torch.no_grad():
@@ -100,7 +100,7 @@ def exact_forward(modules, x):
     value = [flint.fmpq(*float(v).as_integer_ratio()) for v in x]
     rational = lambda t: [[flint.fmpq(*float(v).as_integer_ratio()) for v in row] for row in t]  # noqa: E731
     for module in modules:
-        if isinstance(module, lc.Centre):
+        if isinstance(module, lc.Center):
             value = [v - m for v, m in zip(value, rational([module.mean.tolist()])[0], strict=True)]
             continue
         weight = rational(module.weight.tolist())
@@ -204,7 +204,7 @@ def test_what_cannot_be_proved_is_refused(trained):
     with pytest.raises(lc.NotCertified, match="NaN or infinity"):
         lc.certify(broken, x, labels)
     with pytest.raises(lc.NotCertified, match="vector of logits"):
-        lc.certify(nn.Sequential(lc.Centre([0.5])), x, labels)
+        lc.certify(nn.Sequential(lc.Center([0.5])), x, labels)
     with pytest.raises(ValueError, match="integer label"):
         lc.certify(frozen, x, labels.float())
     with pytest.raises(ValueError, match="labels must lie from 0 to 9"):

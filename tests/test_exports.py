@@ -37,7 +37,7 @@ SMALL["dense_hidden"] = 24
 EPS = 2.0**-23
 
 
-def randomised(model):
+def randomized(model):
     """Parameters away from their start, as training leaves them; logits of ordinary size."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def randomised(model):
 
 
 def preset(name, **overrides):
-    return lambda: (randomised(lc.create_model(name, **SMALL, **overrides)), (1, 8, 8))
+    return lambda: (randomized(lc.create_model(name, **SMALL, **overrides)), (1, 8, 8))
 
 
 def convolutions():  # stride, circular padding, groups, pools and sorts
@@ -66,7 +66,7 @@ def convolutions():  # stride, circular padding, groups, pools and sorts
         nn.Flatten(),
         lc.NormalizedHead(144, 5),
     ]
-    return randomised(nn.Sequential(*layers)), (4, 8, 8)
+    return randomized(nn.Sequential(*layers)), (4, 8, 8)
 
 
 def beyond_the_format():
@@ -76,7 +76,7 @@ def beyond_the_format():
         lc.SandwichLinear(16, 8, activation="tanh"),
         lc.GeneralLinear(8, 8, 4),
     ]
-    return randomised(nn.Sequential(*parts)), (4, 4)
+    return randomized(nn.Sequential(*parts)), (4, 4)
 
 
 def theorem_4():
@@ -89,7 +89,7 @@ def theorem_4():
         lc.Householder(10),
         lc.GeneralLinear(10, 6, 5),
     ]
-    return randomised(nn.Sequential(*parts)), (2, 4, 4)
+    return randomized(nn.Sequential(*parts)), (2, 4, 4)
 
 
 IN_FORMAT = {
@@ -118,7 +118,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     spec = model_spec("sll_nano", **SMALL)
-    model = randomised(lc.create_model("sll_nano", **SMALL))
+    model = randomized(lc.create_model("sll_nano", **SMALL))
     save_weights(folder, model.state_dict(), spec)
     network, data = lc.freeze(model), lc.load_data("digits", "test")
     links, images = chain(network, (1, 8, 8)), data.images[:12]
@@ -205,7 +205,7 @@ def with_activation(name):
         lc.ResidualLinear(72, 8, activation=name),
         lc.NormalizedHead(72, 3),
     ]
-    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 6, 6)
+    return lc.freeze(randomized(nn.Sequential(*layers))), (2, 6, 6)
 
 
 @pytest.fixture(scope="module")
@@ -689,7 +689,7 @@ def small_network():
         lc.ResidualLinear(64, 4),
         lc.NormalizedHead(64, 3),
     ]
-    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 8, 8)
+    return lc.freeze(randomized(nn.Sequential(*layers))), (2, 8, 8)
 
 
 @pytest.mark.parametrize("certified", [False, True], ids=["plain", "certified"])

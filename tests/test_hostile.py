@@ -53,7 +53,7 @@ def wide_mean(layer, name, shape):
 @pytest.mark.parametrize(
     "first",
     [
-        wide_mean(lc.Centre([0.0]), "mean", (1, 9)),
+        wide_mean(lc.Center([0.0]), "mean", (1, 9)),
         wide_mean(lc.Normalize([0.0], [1.0]), "mean", (1, 9)),
         wide_mean(lc.Normalize([0.0], [1.0]), "std", (1, 9)),
     ],
@@ -253,7 +253,7 @@ PATCHED = {
     "a patched compiled network": lambda: patched_compile(nn.Sequential(nn.ReLU())),
     "a patched compiled layer": lambda: patched_compile(lc.ResidualLinear(4, 4)),
     "a weight with its own product": lambda: subclassed_weight(nn.Linear(4, 4)),
-    "a mean with its own product": lambda: subclassed_weight(lc.Centre([0.0] * 4), "mean"),
+    "a mean with its own product": lambda: subclassed_weight(lc.Center([0.0] * 4), "mean"),
     "a residual with such a weight": lambda: subclassed_weight(lc.ResidualLinear(4, 4)),
     "a module that copies itself": lambda: own_deepcopy(nn.Linear(4, 4)),
     "a subclass that copies itself": lambda: CopiesItself(4, 4),
@@ -710,7 +710,7 @@ class Shifted(nn.Module):
 def test_unknown_rounding_refutes_nothing():
     lc.register_rule(Same, 1.0)
     lc.register_rule(Shifted, 1.0)
-    network = nn.Sequential(lc.Centre([2.0**46] * 3), Same(), lc.Centre([-(2.0**46)] * 3)).double()
+    network = nn.Sequential(lc.Center([2.0**46] * 3), Same(), lc.Center([-(2.0**46)] * 3)).double()
     report = lc.audit(network, (3,))
     assert report.lower <= report.lipschitz
     assert lc.audit(Shifted(), (3,)).ok
@@ -838,7 +838,7 @@ def test_inference_mode_and_odd_arguments():
     "make",
     [
         lambda: linear([1e300]),
-        lambda: lc.Centre(torch.tensor([1e300], dtype=torch.float64)),
+        lambda: lc.Center(torch.tensor([1e300], dtype=torch.float64)),
         lambda: lc.Normalize([0.0], torch.tensor([1e-60], dtype=torch.float64)),
     ],
 )

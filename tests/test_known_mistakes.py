@@ -201,7 +201,7 @@ def margin_constants(head):
     return torch.linalg.vector_norm(v[:, None] - v[None, :], dim=-1)
 
 
-def test_05_head_distances_between_all_pairs_not_a_normalised_guess():
+def test_05_head_distances_between_all_pairs_not_a_normalized_guess():
     head = lc.NormalizedHead(8, 12)
     weight = rand(12, 8)
     weight[1], weight[2], weight[3] = -weight[0], weight[0] * 3, 0
@@ -250,15 +250,15 @@ def test_06_power_iteration_is_a_lower_bound():
             assert norm(jacobian(cpl, rand(6))) <= 1 + ROUNDING
 
 
-def test_06_spectral_holds_after_every_optimiser_step():
+def test_06_spectral_holds_after_every_optimizer_step():
     layer = lc.AffineLinear(8, 8, bound="spectral", bias=False).double()
     stale = torch.linalg.matrix_norm(layer.weight.detach(), 2)  # an estimate from before the steps
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     x, target = rand(16, 8), rand(16, 8, seed=1) * 10
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (layer(x) - target).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
         assert norm(matrix_of(layer, (8,))) <= 1 + ROUNDING
     assert norm(layer.weight.detach() / stale) > 1.2
 
@@ -487,7 +487,7 @@ def test_10_l2_pool_is_1_lipschitz_everywhere_and_has_a_gradient_at_zero():
         assert torch.isfinite(zero.grad).all()
 
 
-def test_12_normalising_costs_one_over_the_smallest_std():
+def test_12_normalizing_costs_one_over_the_smallest_std():
     mean, std = [0.4914, 0.4822, 0.4465], [0.2, 0.25, 2.0]
     operator = matrix_of(
         lambda x: (x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None], (3, 2, 2)

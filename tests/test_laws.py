@@ -44,16 +44,16 @@ def test_ascent_on_the_parameters_does_not_break_the_bound(name):
     layer = entry.make().double().eval()
     HOSTILE["all active"](layer)
     x = inputs(entry)
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         j = jacobian(layer, x, create_graph=True)
         norm = torch.linalg.matrix_norm(j, 2)
         assert norm.item() <= entry.lipschitz * (1 + tolerance(j))
         if not norm.requires_grad:  # the Jacobian does not depend on the parameters (a bias alone)
             return
         (-norm).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` gives, for editors and type checkers
     from lipcert.layers.forms import SandwichLinear as SandwichLinear
     from lipcert.layers.head import FirstLogits as FirstLogits
     from lipcert.layers.head import NormalizedHead as NormalizedHead
-    from lipcert.layers.shape import Centre as Centre
+    from lipcert.layers.shape import Center as Center
     from lipcert.layers.shape import ConvexCombination as ConvexCombination
     from lipcert.layers.shape import L2Pool2d as L2Pool2d
     from lipcert.layers.shape import Normalize as Normalize
@@ -102,7 +102,7 @@ _HOME = {
     "ResidualLinear": "layers.forms",
     "SandwichConv2d": "layers.forms",
     "SandwichLinear": "layers.forms",
-    "Centre": "layers.shape",
+    "Center": "layers.shape",
     "ConvexCombination": "layers.shape",
     "L2Pool2d": "layers.shape",
     "Normalize": "layers.shape",

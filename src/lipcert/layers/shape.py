@@ -165,7 +165,7 @@ class Pixelwise(LipschitzLayer):
         return lipschitz_bound(self.layer)
 
 
-class Centre(LipschitzLayer):
+class Center(LipschitzLayer):
     """x − mean, per channel (dimension 1): a translation."""
 
     mean: Tensor
@@ -185,7 +185,7 @@ class Normalize(LipschitzLayer):
     """(x − mean)/std, per channel (dimension 1): its constant is 1/min(std), which is rarely 1.
 
     Dividing by std before a 1-Lipschitz network divides every certified radius by the same factor; prefer
-    ``Centre``.
+    ``Center``.
     """
 
     mean: Tensor
@@ -197,7 +197,7 @@ class Normalize(LipschitzLayer):
         if means.shape != stds.shape or not bool((stds > 0).all()):
             raise ValueError(
                 f"std must be positive, one per mean; got mean {means.tolist()} and std {stds.tolist()}. "
-                "Use Centre to subtract the mean alone."
+                "Use Center to subtract the mean alone."
             )
         self.register_buffer("mean", means.to(torch.get_default_device()))
         self.register_buffer("std", stds.to(torch.get_default_device()))
