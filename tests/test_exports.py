@@ -52,17 +52,17 @@ def preset(name, **overrides):
 
 def convolutions():  # stride, circular padding, groups, pools and sorts
     layers = [
-        lc.Normalize([0.5] * 4, [0.25, 0.5, 0.5, 1.0]),
+        lc.layers.Normalize([0.5] * 4, [0.25, 0.5, 0.5, 1.0]),
         lc.ResidualConv2d(4, 6, 3, stride=2),
         lc.ResidualConv2d(4, 6, 3, padding_mode="circular"),
         lc.ResidualConv2d(4, 6, 3, stride=2, padding_mode="circular", bound="spectral"),
         lc.AffineConv2d(4, 4, 3, padding=1, groups=2),
-        lc.MaxMin(),
-        lc.GroupSort(4),
+        lc.layers.MaxMin(),
+        lc.layers.GroupSort(4),
         nn.ReLU(),
-        lc.ScaledAvgPool2d(2),
-        lc.PadImage(3),
-        lc.Scale(0.7),
+        lc.layers.ScaledAvgPool2d(2),
+        lc.layers.PadImage(3),
+        lc.layers.Scale(0.7),
         nn.Flatten(),
         lc.NormalizedHead(144, 5),
     ]
@@ -83,10 +83,10 @@ def theorem_4():
     parts = [
         lc.GeneralConv2d(2, 3, 4),
         lc.SandwichConv2d(4, 6, 3, image_size=4),
-        lc.Householder(6),
+        lc.layers.Householder(6),
         nn.Flatten(),
         lc.SandwichLinear(96, 10),
-        lc.Householder(10),
+        lc.layers.Householder(10),
         lc.GeneralLinear(10, 6, 5),
     ]
     return randomized(nn.Sequential(*parts)), (2, 4, 4)
@@ -536,7 +536,7 @@ def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
 
 def test_every_layer_of_the_file_is_run(tmp_path):
     """A layer named as part of another one, which is not a Sequential, would be stored, certified and never run."""
-    network = nn.Sequential(nn.ReLU(), lc.Scale(0.5))
+    network = nn.Sequential(nn.ReLU(), lc.layers.Scale(0.5))
     path = tmp_path / "n.safetensors"
     export(lc.freeze(network), path, to="torch", input_shape=(3,))
     rewritten(path, layer(1, name="0.x.y"), "lipcert_layers")
@@ -680,11 +680,11 @@ def random_change(content, rng):
 
 def small_network():
     layers = [
-        lc.Normalize([0.5] * 2, [0.5, 1.0]),
+        lc.layers.Normalize([0.5] * 2, [0.5, 1.0]),
         lc.ResidualConv2d(2, 3, 3, padding_mode="circular"),
-        lc.ScaledAvgPool2d(2),
-        nn.Sequential(lc.PadChannels(4), lc.GroupSort(2)),
-        lc.SpaceToDepth(2),
+        lc.layers.ScaledAvgPool2d(2),
+        nn.Sequential(lc.layers.PadChannels(4), lc.layers.GroupSort(2)),
+        lc.layers.SpaceToDepth(2),
         nn.Flatten(),
         lc.ResidualLinear(64, 4),
         lc.NormalizedHead(64, 3),

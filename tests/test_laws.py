@@ -231,13 +231,16 @@ def test_a_zero_column_adds_nothing_to_a_general_layer(order):
 
 def test_a_branch_that_works_in_place_does_not_change_what_the_next_one_sees():
     x = -torch.ones(1, 3)
-    mixed = lc.ConvexCombination(nn.LeakyReLU(3.0, inplace=True), lc.Scale(3.0))
+    mixed = lc.layers.ConvexCombination(nn.LeakyReLU(3.0, inplace=True), lc.layers.Scale(3.0))
     torch.testing.assert_close(mixed(x), 3 * x)
     assert torch.equal(x, -torch.ones(1, 3))
 
 
 def test_half_precision_parameters_are_widened():
-    for layer, shape in ((lc.Householder(200), (200,)), (lc.ConvexCombination(*[nn.Identity()] * 3), (20,))):
+    for layer, shape in (
+        (lc.layers.Householder(200), (200,)),
+        (lc.layers.ConvexCombination(*[nn.Identity()] * 3), (20,)),
+    ):
         HOSTILE["random"](layer)
         j = jacobian(layer.bfloat16(), torch.randn(1, *shape))
         assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, EPS[torch.float32])

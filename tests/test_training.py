@@ -239,7 +239,7 @@ def test_overrides_from_the_command_line_change_the_architecture(tmp_path):
     model = load_model(tmp_path / "run")
     assert len([m for m in model.modules() if isinstance(m, lc.ResidualLinear)]) == 1
     assert {m.activation.name for m in model.modules() if isinstance(m, lc.ResidualLinear)} == {"tanh"}
-    assert isinstance(model[0][0], lc.Normalize)
+    assert isinstance(model[0][0], lc.layers.Normalize)
     for words in (["dense_layer", "1"], ["dense_layers", "many"], ["channels", "1"], ["activation", "gelu"]):
         wrong = refused("train", *FLAGS, "--overrides", *words, "--out", str(tmp_path / "new"))
         assert words[0] in wrong or "GELU" in wrong.upper(), wrong

@@ -132,7 +132,7 @@ def certified_sums(model: nn.Module) -> CountHits:
     from lipcert.certification.radius import certified_radii
 
     backbone, head = model.children()
-    assert isinstance(head, (lc.NormalizedHead, lc.FirstLogits))  # what models.build makes
+    assert isinstance(head, (lc.NormalizedHead, lc.layers.FirstLogits))  # what models.build makes
     pairwise = head.pairwise_bound() * lc.lipschitz_bound(backbone)
     # A new Sequential: mixed precision replaces the forward of the one it trains.
     frozen = lc.freeze(nn.Sequential(backbone, head))
