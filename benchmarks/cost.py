@@ -67,16 +67,16 @@ def count(model: nn.Module, loss: Callable[[], Tensor]) -> Record:
         kept[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()  # the first step also makes Adam's states
-    optimiser.zero_grad()
+    optimizer.step()  # the first step also makes Adam's states
+    optimizer.zero_grad()
     with FlopCounterMode(display=False) as flops, Traffic() as traffic:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             value = loss()
         value.backward()
-        optimiser.step()
+        optimizer.step()
     saved = sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
     return {"flops": flops.get_total_flops(), "saved": saved, "traffic": traffic.total}
 
@@ -159,14 +159,14 @@ def measure(name: str, repeats: int = 5) -> Record:
     """Real steps on this CPU: forward, backward, Adam on random images."""
     torch.manual_seed(0)
     model = create_model(name)
-    optimiser = torch.optim.Adam(model.parameters(), 0.01, (0.5, 0.9))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, (0.5, 0.9))
     loss, images, labels = OffsetCrossEntropy(), torch.rand(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
     walls, cpus, load = [], [], os.getloadavg()[0]
     for _ in range(1 + repeats):  # the first step pays for what is allocated once
         began, cpu = time.perf_counter(), time.process_time()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(model(images), labels).backward()
-        optimiser.step()
+        optimizer.step()
         walls.append(time.perf_counter() - began)
         cpus.append(time.process_time() - cpu)
         print(f"{name}: {walls[-1]:.2f} s", file=sys.stderr)

@@ -331,7 +331,7 @@ def figure(certified: Path, attacked: Path):
         "radius:Q", title="L2 radius of the perturbation (pixels in [0, 1])", scale=alt.Scale(domain=[0, 1.02])
     )
     y = alt.Y("share:Q", title="accuracy (%)", scale=alt.Scale(domain=[0, 80]))
-    colour = alt.Color(
+    color = alt.Color(
         "what:N",
         title=None,
         scale=alt.Scale(domain=names, range=["#0067a3", "#5bb8ef", "#b84700"]),
@@ -340,7 +340,7 @@ def figure(certified: Path, attacked: Path):
     lines = alt.Chart(alt.Data(values=curves)).mark_line(strokeWidth=2.5, interpolate="step-after")
     dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True, size=70, opacity=1)
     texts = dots.mark_text(dy=-12, fontSize=12, color="#b84700").encode(x=x, y=y, text="eps:N")
-    layers = (lines.encode(x=x, y=y, color=colour), dots.encode(x=x, y=y, color=colour), texts)
+    layers = (lines.encode(x=x, y=y, color=color), dots.encode(x=x, y=y, color=color), texts)
     return alt.layer(*layers).properties(width=560, height=280, background="#ffffff", title="CIFAR-10, sll_tiny")
 
 
@@ -350,7 +350,7 @@ FAMILIES = {
     "orthogonal": ("cayley", "soc", "lot", "eco", "bro", "bcop", "orthogonal"),
     "sandwich": ("sandwich",),
 }
-COLOURS = ["#0067a3", "#7a5195", "#b84700", "#2e7d32"]
+COLORS = ["#0067a3", "#7a5195", "#b84700", "#2e7d32"]
 COSTS = {  # title → what a row of a comparison says of it
     "training step (ms)": lambda row: 1000 * row["step_seconds"],
     "inference of 256 images (ms)": lambda row: 1000 * row["inference_seconds"],
@@ -382,10 +382,10 @@ def pareto(path: Path):
 
     record = json.loads(path.read_text(encoding="utf-8"))
     rows = [row for row in record["rows"] if row["certified"]]
-    colour = alt.Color(
+    color = alt.Color(
         "family:N",
         title=None,
-        scale=alt.Scale(domain=list(FAMILIES), range=COLOURS),
+        scale=alt.Scale(domain=list(FAMILIES), range=COLORS),
         legend=alt.Legend(orient="top", symbolSize=90),
     )
     panels = []
@@ -410,8 +410,8 @@ def pareto(path: Path):
         )
         dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True, size=80, opacity=1)
         names = alt.Chart(alt.Data(values=points)).mark_text(align="left", dx=7, dy=-5, fontSize=11)
-        words = names.encode(x=x, y=alt.Y("label:Q"), text="method:N", color=colour)
-        layers = (front.encode(x=x, y=y), dots.encode(x=x, y=y, color=colour), words)
+        words = names.encode(x=x, y=alt.Y("label:Q"), text="method:N", color=color)
+        layers = (front.encode(x=x, y=y), dots.encode(x=x, y=y, color=color), words)
         panels.append(alt.layer(*layers).properties(width=380, height=260))
     about = f"{record['plan']['data'][0]}, {record['plan']['seconds']:g} s of one thread for each method"
     grid = alt.vconcat(alt.hconcat(*panels[:2]), alt.hconcat(*panels[2:]))

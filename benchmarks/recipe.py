@@ -31,10 +31,11 @@ def accuracy(model: torch.nn.Module, data: object) -> list[float]:
     """Natural, then certified at each radius, %, of the first 5,000 images."""
     sums = torch.zeros(1 + len(RADII))
     with torch.no_grad():
+        count_hits = certified_sums(model)
         for start in range(0, 5000, 500):
             part = slice(start, start + 500)
             inputs = (data.images[part].float() / 255).contiguous(memory_format=torch.channels_last)
-            hits = certified_sums(model, inputs, data.labels[part])
+            hits = count_hits(inputs, data.labels[part])
             sums += torch.stack([hit.sum() for hit in hits.values()])
     return [round(float(value) / 50, 1) for value in sums]
 
@@ -110,7 +111,7 @@ def main() -> None:
     others = {k: v for k, v in given.items() if k not in known}
     model = build(model_spec(config.model, mean=mean, **shape, **others))
     loss_of, augment, step = make_loss(config), augmentation(config.augment), 0
-    optimiser = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
+    optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
     per_epoch, began, progress = -(-len(train.labels) // config.batch_size), time.process_time(), 0.0
     while progress < 1:
         epoch, index = divmod(step, per_epoch)
@@ -120,13 +121,13 @@ def main() -> None:
         numbers = augment.draw(len(batch), torch.Generator().manual_seed(step))
         inputs = augment.apply(train.images[batch].float() / 255, numbers)
         progress = min(1.0, (time.process_time() - began) / arguments.budget)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * learning_rate_factor(progress, config.schedule)
         logits = model(inputs.contiguous(memory_format=torch.channels_last))
         loss = loss_of(model, logits, train.labels[batch], progress)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         step += 1
     seconds = time.process_time() - began
     model.eval()

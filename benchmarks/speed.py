@@ -183,7 +183,7 @@ class TextbookNet(nn.Sequential):
         convs = [TextbookConv(45, 5, plain) for _ in range(20)]
         features = 45 * 8 * 8
         super().__init__(
-            lc.PadChannels(45), *convs, lc.ScaledAvgPool2d(4), nn.Flatten(),
+            lc.layers.PadChannels(45), *convs, lc.layers.ScaledAvgPool2d(4), nn.Flatten(),
             *[TextbookDense(features, 2048, plain) for _ in range(7)], lc.NormalizedHead(features, 10),
         )  # fmt: skip
 

@@ -516,13 +516,13 @@ def long_blocks():
 
 @mutant("division by std ignored", 12, "PROVED")
 def std_ignored():
-    layer = lc.Normalize([0.5, 0.5], [0.25, 0.5])
+    layer = lc.layers.Normalize([0.5, 0.5], [0.25, 0.5])
     return Case(layer, (2, 3, 3), 1.0, affine(layer, (2, 3, 3)))
 
 
 @mutant("1/max(std) instead of 1/min(std)", 12, "PROVED")
 def largest_std():
-    layer = lc.Normalize([0.5, 0.5], [0.25, 0.5])
+    layer = lc.layers.Normalize([0.5, 0.5], [0.25, 0.5])
     return Case(layer, (2, 3, 3), 2.0, affine(layer, (2, 3, 3)))
 
 
@@ -620,7 +620,7 @@ def hooked():
 @mutant("MaxMin across the examples of a batch", 15, "NotCertified")
 def batch_mixing():
     """One example moves, both answers do: as a map of its example alone it is none."""
-    layer = lc.MaxMin(dim=0)
+    layer = lc.layers.MaxMin(dim=0)
     x, y = torch.tensor([[0.0], [1.0]]).double(), torch.tensor([[0.0], [-1.0]]).double()
     with torch.no_grad():
         moved = float((layer(x)[0] - layer(y)[0]).norm())  # the first example is the same in both

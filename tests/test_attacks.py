@@ -55,11 +55,11 @@ def _trained():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         data = load_digits("train")
-        optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         for _ in range(60):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(data.inputs()), data.labels).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval().requires_grad_(False)
 
 
@@ -485,8 +485,11 @@ def make_run(folder, data, seed=0, epochs=3):
     config = TrainConfig(
         model="sll_nano", data=data, epochs=epochs, batch_size=128, learning_rate=0.02, seed=seed, threads=1
     )
-    sums = lambda model, inputs, labels: {"natural": model(inputs).argmax(dim=1) == labels}  # noqa: E731
-    train(config, folder, (load_data(data, "train"), load_data(data, "test")), sums)
+
+    def evaluate(model):
+        return lambda inputs, labels: {"natural": model(inputs).argmax(dim=1) == labels}
+
+    train(config, folder, (load_data(data, "train"), load_data(data, "test")), evaluate)
     return folder
 
 

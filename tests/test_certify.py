@@ -27,17 +27,17 @@ def trained():
     torch.manual_seed(0)
     train, test = load_digits("train"), load_digits("test")
     backbone = nn.Sequential(
-        lc.Centre([0.3]), lc.SpaceToDepth(2), lc.PadChannels(8), lc.ResidualConv2d(8, 6), nn.Flatten(),
-        lc.ResidualLinear(128, 48), lc.ResidualLinear(128, 48, bound="aol"),
+        lc.layers.Center([0.3]), lc.layers.SpaceToDepth(2), lc.layers.PadChannels(8), lc.ResidualConv2d(8, 6),
+        nn.Flatten(), lc.ResidualLinear(128, 48), lc.ResidualLinear(128, 48, bound="aol"),
     )  # fmt: skip
     model = nn.Sequential(backbone, lc.NormalizedHead(128, 10))
-    optimiser = torch.optim.Adam(model.parameters(), 0.02, (0.5, 0.9))
+    optimizer = torch.optim.Adam(model.parameters(), 0.02, (0.5, 0.9))
     loss = lc.losses.OffsetCrossEntropy(0.7, 0.1)
     for _ in range(6):
         for batch in torch.randperm(1400).split(100):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss(model(train.inputs()[batch]), train.labels[batch]).backward()
-            optimiser.step()
+            optimizer.step()
     return freeze(model), test
 
 
@@ -83,7 +83,7 @@ def test_rows_and_result_say_the_same(trained):
 
 
 def dense_network(generator, width=6, layers=3, scale=1.0):
-    parts = [lc.Centre([0.25] * width)]
+    parts = [lc.layers.Center([0.25] * width)]
     for _ in range(layers):
         parts.append(lc.ResidualLinear(width, width))
         with torch.no_grad():
@@ -100,7 +100,7 @@ def exact_forward(modules, x):
     value = [flint.fmpq(*float(v).as_integer_ratio()) for v in x]
     rational = lambda t: [[flint.fmpq(*float(v).as_integer_ratio()) for v in row] for row in t]  # noqa: E731
     for module in modules:
-        if isinstance(module, lc.Centre):
+        if isinstance(module, lc.layers.Center):
             value = [v - m for v, m in zip(value, rational([module.mean.tolist()])[0], strict=True)]
             continue
         weight = rational(module.weight.tolist())
@@ -155,7 +155,7 @@ def test_other_constants_and_one_output():
     x = torch.randn(5, 4)
     labels = linear(x).argmax(dim=1)
     plain = lc.certify(nn.Sequential(linear), x, labels)
-    tripled = lc.certify(nn.Sequential(lc.Scale(3.0), linear), x, labels)
+    tripled = lc.certify(nn.Sequential(lc.layers.Scale(3.0), linear), x, labels)
     torch.testing.assert_close(tripled.radii, plain.radii, rtol=1e-7, atol=0)  # margin and constant both times 3
     weight = linear.weight.detach().double()
     for row, label, radius in zip(x.double(), labels, plain.radii, strict=True):
@@ -204,7 +204,7 @@ def test_what_cannot_be_proved_is_refused(trained):
     with pytest.raises(lc.NotCertified, match="NaN or infinity"):
         lc.certify(broken, x, labels)
     with pytest.raises(lc.NotCertified, match="vector of logits"):
-        lc.certify(nn.Sequential(lc.Centre([0.5])), x, labels)
+        lc.certify(nn.Sequential(lc.layers.Center([0.5])), x, labels)
     with pytest.raises(ValueError, match="integer label"):
         lc.certify(frozen, x, labels.float())
     with pytest.raises(ValueError, match="labels must lie from 0 to 9"):
@@ -481,7 +481,7 @@ def test_the_ends_of_the_floating_point_range_give_no_false_radius():
     bias = 2.0**24 * (1 - 2.0**-41)
     far = nn.Sequential(linear([[1.0], [1.0]], [bias, 0.0], dtype=torch.float64))
     assert lc.certify(far, torch.tensor([[0.0]]), torch.tensor([0])).radii.item() <= 2.0**50
-    pool = nn.Sequential(lc.L2Pool2d(2), nn.Flatten())
+    pool = nn.Sequential(lc.layers.L2Pool2d(2), nn.Flatten())
     image = torch.zeros(1, 2, 2, 2, dtype=torch.float64)
     image[0, 0], image[0, 1, 0, 0] = 1e-170, 1.5e-170
     assert lc.certify(pool, image, torch.tensor([1])).radii.item() == 0
@@ -490,7 +490,7 @@ def test_the_ends_of_the_floating_point_range_give_no_false_radius():
 
 
 def test_a_long_reflection_vector_has_its_own_rounding():
-    module = freeze(lc.Householder(2))
+    module = freeze(lc.layers.Householder(2))
     module.first.fill_(60.0)
     module.second.fill_(80.0)
     links = chain(nn.Sequential(module), (2,))
@@ -507,8 +507,8 @@ def test_a_long_reflection_vector_has_its_own_rounding():
 
 def test_a_mixture_of_networks_is_certified_and_its_rounding_bounded():
     torch.manual_seed(2)
-    mixture = lc.ConvexCombination(
-        nn.Sequential(lc.ResidualLinear(6, 5), lc.Scale(2.0)), lc.AffineLinear(6, 6), nn.ReLU()
+    mixture = lc.layers.ConvexCombination(
+        nn.Sequential(lc.ResidualLinear(6, 5), lc.layers.Scale(2.0)), lc.AffineLinear(6, 6), nn.ReLU()
     )
     with torch.no_grad():
         mixture.logits.copy_(torch.tensor([0.3, -0.2, 0.9]))
@@ -547,7 +547,9 @@ def test_a_network_that_does_not_fit_its_input_is_one_clear_error():
 
 
 def test_a_branch_that_works_in_place_changes_no_other_branch():
-    mixture = lc.ConvexCombination(nn.Sequential(nn.LeakyReLU(5.0, inplace=True)), nn.Sequential(nn.Identity()))
+    mixture = lc.layers.ConvexCombination(
+        nn.Sequential(nn.LeakyReLU(5.0, inplace=True)), nn.Sequential(nn.Identity())
+    )
     net = freeze(nn.Sequential(mixture, linear([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], [40.0, 0.0]))).double()
     x = torch.tensor([[-1.0, 0.0, 0.0]], dtype=torch.float64)
     kept = x.clone()

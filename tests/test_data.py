@@ -27,9 +27,9 @@ import torch
 from PIL import Image
 
 import lipcert.cli
-from lipcert.data import catalogue, fetch, jitter, store
+from lipcert.data import catalog, fetch, jitter, store
 from lipcert.data.augment import PRESETS, augmentation
-from lipcert.data.catalogue import CATALOGUE, Entry, prepared_path
+from lipcert.data.catalog import CATALOG, Entry, prepared_path
 from lipcert.data.dataset import ImageData, image_data
 from lipcert.data.files import open_files
 from lipcert.data.idx import parse_idx
@@ -175,25 +175,25 @@ def zipped(folder, path):
     return path
 
 
-def grey(count=12):
+def gray(count=12):
     return {split: (some_images(count, (1, 28, 28), i), some_labels(count, 10)) for i, split in enumerate(SPLITS)}
 
 
-def colour(count=15, classes=10):
+def color(count=15, classes=10):
     return {
         split: (some_images(count, (3, 32, 32), i), some_labels(count, classes)) for i, split in enumerate(SPLITS)
     }
 
 
 WRITERS = {
-    "idx": (grey, write_idx),
-    "idx.gz": (grey, lambda folder, data: write_idx(folder, data, ending=".gz")),
-    "idx with dots": (grey, lambda folder, data: write_idx(folder, data, separator=".")),
-    "cifar-10-python": (colour, write_cifar10_python),
-    "cifar-10-binary": (colour, write_cifar10_binary),
-    "sheets": (colour, write_cifar10_sheets),
-    "cifar-100-python": (lambda: colour(100, 100), write_cifar100),
-    "npz": (colour, write_npz),
+    "idx": (gray, write_idx),
+    "idx.gz": (gray, lambda folder, data: write_idx(folder, data, ending=".gz")),
+    "idx with dots": (gray, lambda folder, data: write_idx(folder, data, separator=".")),
+    "cifar-10-python": (color, write_cifar10_python),
+    "cifar-10-binary": (color, write_cifar10_binary),
+    "sheets": (color, write_cifar10_sheets),
+    "cifar-100-python": (lambda: color(100, 100), write_cifar100),
+    "npz": (color, write_npz),
 }
 
 
@@ -217,7 +217,7 @@ def test_every_format_reads_back_what_was_written(kind, pack, tmp_path):
 
 
 @pytest.mark.parametrize("pack", [lambda folder, _: folder, tarred, zipped], ids=["folder", "tar.gz", "zip"])
-@pytest.mark.parametrize("make", [grey, colour])
+@pytest.mark.parametrize("make", [gray, color])
 def test_image_folders_are_sorted_by_class(make, pack, tmp_path):
     data = make()
     write_image_folder(tmp_path / "images", data)
@@ -232,14 +232,14 @@ def test_image_folders_are_sorted_by_class(make, pack, tmp_path):
 
 
 def test_a_single_folder_is_a_test_set_only(tmp_path):
-    write_image_folder(tmp_path, colour())
+    write_image_folder(tmp_path, color())
     whole = load_data(tmp_path / "test", "test")
     assert torch.equal(whole.images, load_data(tmp_path, "test").images)
     with pytest.raises(ValueError, match="read as a test set only"):
         load_data(tmp_path / "test", "train")
 
 
-def test_grey_images_among_coloured_ones_become_coloured(tmp_path):
+def test_gray_images_among_colored_ones_become_colored(tmp_path):
     folder = tmp_path / "test" / "all"
     folder.mkdir(parents=True)
     Image.new("L", (5, 4), 7).save(folder / "a.png")
@@ -410,7 +410,7 @@ def test_no_file_may_be_missing_or_cut_short(kind, tmp_path):
 
 @pytest.mark.parametrize("pack", [tarred, zipped], ids=["tar.gz", "zip"])
 def test_archives_cut_short_are_refused(pack, tmp_path):
-    write_cifar10_binary(tmp_path / "files", colour())
+    write_cifar10_binary(tmp_path / "files", color())
     path = pack(tmp_path / "files", tmp_path / "packed")
     content = path.read_bytes()
     for share in (0.0, 0.1, 0.5, 0.9, 0.99):
@@ -424,7 +424,7 @@ def test_archives_cut_short_are_refused(pack, tmp_path):
             found = [load_data(path, split) for split in SPLITS]
         except ValueError:
             continue
-        assert [torch.from_numpy(colour()[d.split][0]).equal(d.images) for d in found] == [True, True]
+        assert [torch.from_numpy(color()[d.split][0]).equal(d.images) for d in found] == [True, True]
 
 
 BROKEN_IMAGES = {
@@ -444,11 +444,11 @@ def test_broken_images_are_named(case, tmp_path):
 
 
 def test_image_folders_that_do_not_fit_are_refused(tmp_path):
-    write_image_folder(tmp_path / "a", colour())
+    write_image_folder(tmp_path / "a", color())
     Image.new("RGB", (31, 32)).save(tmp_path / "a" / "test" / "class_9" / "z.png")
     with pytest.raises(ValueError, match=r"z\.png: expected 32×32 pixels like the first image; got 32×31"):
         load_data(tmp_path / "a", "test")
-    write_image_folder(tmp_path / "b", colour())
+    write_image_folder(tmp_path / "b", color())
     (tmp_path / "b" / "test" / "class_9").rename(tmp_path / "b" / "test" / "other")
     with pytest.raises(ValueError, match="got 'other' in test alone"):
         load_data(tmp_path / "b", "test")
@@ -490,7 +490,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(protocol, tmp_path):
     marker.unlink()
     with pytest.raises(ValueError, match=r"It was not executed"):
         read_pickle(payload, "payload")
-    write_cifar10_python(tmp_path / "files", colour())
+    write_cifar10_python(tmp_path / "files", color())
     (tmp_path / "files" / "test_batch").write_bytes(payload)
     with pytest.raises(ValueError, match=r"test_batch: expected a pickle of CIFAR.*It was not executed"):
         load_data(tmp_path / "files", "test")
@@ -598,7 +598,7 @@ def test_a_pickle_as_large_as_the_largest_of_cifar_is_read():
 
 
 def test_class_names_that_repeat_one_long_string_are_refused(tmp_path):
-    write_cifar100(tmp_path / "files", colour(100, 100))
+    write_cifar100(tmp_path / "files", color(100, 100))
     names = b"X\x40\x0d\x03\x00" + b"a" * 200_000 + b"q\x00" + b"h\x00" * 100_000
     (tmp_path / "files" / "meta").write_bytes(b"\x80\x02}U\x10fine_label_names](" + names + b"es.")
     with pytest.raises(ValueError, match=r"meta: expected .*fine_label_names.*Fetch it again"):
@@ -631,7 +631,7 @@ def test_no_cut_or_changed_pickle_escapes():
 
 
 def small_entry(**changes):
-    data = colour()
+    data = color()
     sha256 = {
         split: tuple(hashlib.sha256(array.tobytes()).hexdigest() for array in data[split]) for split in SPLITS
     }
@@ -642,7 +642,7 @@ def small_entry(**changes):
         "shape": (3, 32, 32),
         "home": "https://example.org",
         "accepts": "files",
-        "class_names": catalogue.CIFAR10,
+        "class_names": catalog.CIFAR10,
         "sha256": sha256,
     }
     return Entry(**{**fields, **changes})
@@ -651,8 +651,8 @@ def small_entry(**changes):
 @pytest.fixture
 def small_cifar10(monkeypatch, tmp_path):
     """The name cifar10 stands for fifteen random images a split, so that preparing it takes no time."""
-    monkeypatch.setitem(CATALOGUE, "cifar10", small_entry())
-    write_cifar10_binary(tmp_path / "files", colour())
+    monkeypatch.setitem(CATALOG, "cifar10", small_entry())
+    write_cifar10_binary(tmp_path / "files", color())
     return tmp_path / "files"
 
 
@@ -665,7 +665,7 @@ def test_prepared_data_are_loaded_by_name(small_cifar10, tmp_path):
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["cifar10.npz"]
     for split in SPLITS:
         found = load_data("cifar10", split, root=tmp_path / "root")
-        assert torch.equal(found.images, torch.from_numpy(colour()[split][0]))
+        assert torch.equal(found.images, torch.from_numpy(color()[split][0]))
         assert (found.name, found.split, found.classes[3]) == ("cifar10", split, "cat")
         assert repr(found) == f"ImageData(cifar10 {split}: 15 images 3×32×32, 10 classes)"
         again = load_data(tmp_path / "root" / "cifar10.npz", split)  # the prepared form is an ordinary .npz
@@ -717,7 +717,7 @@ def test_damaged_prepared_data_are_refused(small_cifar10, tmp_path):
     np.savez(path, **arrays)  # a sound file with other pixels
     with pytest.raises(ValueError, match="expected the sha256 recorded"):
         load_data("cifar10", "train", root=root)
-    data = {split: image_data(*colour()[split], catalogue.CIFAR10, "cifar10", split) for split in SPLITS}
+    data = {split: image_data(*color()[split], catalog.CIFAR10, "cifar10", split) for split in SPLITS}
     data["train"].images[0] ^= 1
     store.write(path, data)  # whose recorded sha256 agrees with it, but not with the published one
     with pytest.raises(ValueError, match="train images: expected sha256"):
@@ -868,7 +868,7 @@ def test_real_data(name):
         pytest.skip(f"{name} is not prepared: lipcert data get {name}")
     for split in SPLITS:
         data = load_data(name, split)  # verified: number, size, classes, sha256
-        verify(CATALOGUE[name], data)
+        verify(CATALOG[name], data)
         counts = data.labels.bincount(minlength=len(data.classes))
         assert counts.min() > 0
         if name != "mnist":  # all others are balanced
@@ -909,7 +909,7 @@ def server(tmp_path, monkeypatch):
 
 
 def test_downloads(server, tmp_path):
-    write_cifar10_python(tmp_path / "cifar-10-batches-py", colour())
+    write_cifar10_python(tmp_path / "cifar-10-batches-py", color())
     archive = tarred(tmp_path / "cifar-10-batches-py", tmp_path / "web" / "cifar.tar.gz")
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     target = tmp_path / "downloads"
@@ -923,7 +923,7 @@ def test_downloads(server, tmp_path):
     for check in (("sha256", digest), None):
         path = get(f"{server}/cifar.tar.gz", archive=check)
         assert seen[-1] == (archive.stat().st_size,) * 2
-        assert torch.equal(load_data(path, "test").images, torch.from_numpy(colour()["test"][0]))
+        assert torch.equal(load_data(path, "test").images, torch.from_numpy(color()["test"][0]))
     with pytest.raises(ValueError, match=r"expected sha256 0{12}…, got"):
         get(f"{server}/cifar.tar.gz", archive=("sha256", 64 * "0"))
     cure = r"Get files from https://example.org, or a package, then run: lipcert data get cifar10 --from PATH"
@@ -932,20 +932,20 @@ def test_downloads(server, tmp_path):
             get(f"{server}{place}")
     with pytest.raises(DataNotFound, match=r"cannot be reached \(.*Connection refused\)"):
         get("http://127.0.0.1:9/closed")
-    write_idx(tmp_path / "web", grey(), ending=".gz")
-    several = small_entry(urls=tuple(f"{server}/{name}" for name in catalogue.IDX))
+    write_idx(tmp_path / "web", gray(), ending=".gz")
+    several = small_entry(urls=tuple(f"{server}/{name}" for name in catalog.IDX))
     path = fetch.download(several, target, lambda *numbers: None)
-    assert torch.equal(load_data(path, "train").images, torch.from_numpy(grey()["train"][0]))
+    assert torch.equal(load_data(path, "train").images, torch.from_numpy(gray()["train"][0]))
 
 
 def test_installed_packages_are_found(tmp_path):
-    entry = CATALOGUE["fashion_mnist"]
+    entry = CATALOG["fashion_mnist"]
     assert fetch.installed(entry, tmp_path) is None
     (tmp_path / "doc" / "dataset-fashion-mnist").mkdir(parents=True)
     assert fetch.installed(entry, tmp_path) is None
-    write_idx(tmp_path / "dataset-fashion-mnist", grey(), ending=".gz")
+    write_idx(tmp_path / "dataset-fashion-mnist", gray(), ending=".gz")
     assert fetch.installed(entry, tmp_path) == tmp_path / "dataset-fashion-mnist"
-    write_idx(tmp_path / "datasets" / "fashion-mnist", grey(), ending=".gz")
+    write_idx(tmp_path / "datasets" / "fashion-mnist", gray(), ending=".gz")
     assert fetch.installed(entry, tmp_path) == tmp_path / "datasets" / "fashion-mnist"
 
 
@@ -964,7 +964,7 @@ def test_data_list_shows_what_there_is_without_torch(tmp_path):
     )
     assert (result.returncode, result.stderr) == (0, "")
     rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
-    assert [row[0].strip() for row in rows] == list(CATALOGUE)
+    assert [row[0].strip() for row in rows] == list(CATALOG)
     assert [row[-1].strip() for row in rows] == ["in the package"] + 5 * ["no"]
     assert str(tmp_path) in result.stdout
 
@@ -983,7 +983,7 @@ def main(monkeypatch, capsys):
 
 
 def test_bad_input_is_one_line_and_changes_nothing(main, tmp_path, monkeypatch):
-    write_cifar10_binary(tmp_path / "files", colour())
+    write_cifar10_binary(tmp_path / "files", color())
     (tmp_path / "text").write_text("hello")
     (tmp_path / "file").write_text("")
     for variable in ("http_proxy", "https_proxy"):
@@ -1255,7 +1255,7 @@ def test_augmentation_refuses_what_it_cannot_do():
 
 
 def test_files_keep_their_order(tmp_path):
-    write_cifar10_binary(tmp_path / "files", colour())
+    write_cifar10_binary(tmp_path / "files", color())
     with open_files(tmp_path / "files") as files:
         assert files.names == tuple(sorted(files.names))
         assert zlib.crc32(files.read("test_batch.bin")) == zlib.crc32(

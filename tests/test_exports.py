@@ -37,7 +37,7 @@ SMALL["dense_hidden"] = 24
 EPS = 2.0**-23
 
 
-def randomised(model):
+def randomized(model):
     """Parameters away from their start, as training leaves them; logits of ordinary size."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -47,26 +47,26 @@ def randomised(model):
 
 
 def preset(name, **overrides):
-    return lambda: (randomised(lc.create_model(name, **SMALL, **overrides)), (1, 8, 8))
+    return lambda: (randomized(lc.create_model(name, **SMALL, **overrides)), (1, 8, 8))
 
 
 def convolutions():  # stride, circular padding, groups, pools and sorts
     layers = [
-        lc.Normalize([0.5] * 4, [0.25, 0.5, 0.5, 1.0]),
+        lc.layers.Normalize([0.5] * 4, [0.25, 0.5, 0.5, 1.0]),
         lc.ResidualConv2d(4, 6, 3, stride=2),
         lc.ResidualConv2d(4, 6, 3, padding_mode="circular"),
         lc.ResidualConv2d(4, 6, 3, stride=2, padding_mode="circular", bound="spectral"),
         lc.AffineConv2d(4, 4, 3, padding=1, groups=2),
-        lc.MaxMin(),
-        lc.GroupSort(4),
+        lc.layers.MaxMin(),
+        lc.layers.GroupSort(4),
         nn.ReLU(),
-        lc.ScaledAvgPool2d(2),
-        lc.PadImage(3),
-        lc.Scale(0.7),
+        lc.layers.ScaledAvgPool2d(2),
+        lc.layers.PadImage(3),
+        lc.layers.Scale(0.7),
         nn.Flatten(),
         lc.NormalizedHead(144, 5),
     ]
-    return randomised(nn.Sequential(*layers)), (4, 8, 8)
+    return randomized(nn.Sequential(*layers)), (4, 8, 8)
 
 
 def beyond_the_format():
@@ -76,20 +76,20 @@ def beyond_the_format():
         lc.SandwichLinear(16, 8, activation="tanh"),
         lc.GeneralLinear(8, 8, 4),
     ]
-    return randomised(nn.Sequential(*parts)), (4, 4)
+    return randomized(nn.Sequential(*parts)), (4, 4)
 
 
 def theorem_4():
     parts = [
         lc.GeneralConv2d(2, 3, 4),
         lc.SandwichConv2d(4, 6, 3, image_size=4),
-        lc.Householder(6),
+        lc.layers.Householder(6),
         nn.Flatten(),
         lc.SandwichLinear(96, 10),
-        lc.Householder(10),
+        lc.layers.Householder(10),
         lc.GeneralLinear(10, 6, 5),
     ]
-    return randomised(nn.Sequential(*parts)), (2, 4, 4)
+    return randomized(nn.Sequential(*parts)), (2, 4, 4)
 
 
 IN_FORMAT = {
@@ -118,7 +118,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     spec = model_spec("sll_nano", **SMALL)
-    model = randomised(lc.create_model("sll_nano", **SMALL))
+    model = randomized(lc.create_model("sll_nano", **SMALL))
     save_weights(folder, model.state_dict(), spec)
     network, data = lc.freeze(model), lc.load_data("digits", "test")
     links, images = chain(network, (1, 8, 8)), data.images[:12]
@@ -205,7 +205,7 @@ def with_activation(name):
         lc.ResidualLinear(72, 8, activation=name),
         lc.NormalizedHead(72, 3),
     ]
-    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 6, 6)
+    return lc.freeze(randomized(nn.Sequential(*layers))), (2, 6, 6)
 
 
 @pytest.fixture(scope="module")
@@ -536,7 +536,7 @@ def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
 
 def test_every_layer_of_the_file_is_run(tmp_path):
     """A layer named as part of another one, which is not a Sequential, would be stored, certified and never run."""
-    network = nn.Sequential(nn.ReLU(), lc.Scale(0.5))
+    network = nn.Sequential(nn.ReLU(), lc.layers.Scale(0.5))
     path = tmp_path / "n.safetensors"
     export(lc.freeze(network), path, to="torch", input_shape=(3,))
     rewritten(path, layer(1, name="0.x.y"), "lipcert_layers")
@@ -680,16 +680,16 @@ def random_change(content, rng):
 
 def small_network():
     layers = [
-        lc.Normalize([0.5] * 2, [0.5, 1.0]),
+        lc.layers.Normalize([0.5] * 2, [0.5, 1.0]),
         lc.ResidualConv2d(2, 3, 3, padding_mode="circular"),
-        lc.ScaledAvgPool2d(2),
-        nn.Sequential(lc.PadChannels(4), lc.GroupSort(2)),
-        lc.SpaceToDepth(2),
+        lc.layers.ScaledAvgPool2d(2),
+        nn.Sequential(lc.layers.PadChannels(4), lc.layers.GroupSort(2)),
+        lc.layers.SpaceToDepth(2),
         nn.Flatten(),
         lc.ResidualLinear(64, 4),
         lc.NormalizedHead(64, 3),
     ]
-    return lc.freeze(randomised(nn.Sequential(*layers))), (2, 8, 8)
+    return lc.freeze(randomized(nn.Sequential(*layers))), (2, 8, 8)
 
 
 @pytest.mark.parametrize("certified", [False, True], ids=["plain", "certified"])

@@ -180,13 +180,13 @@ OTHERS = {
     "linear on rows": (nn.Linear(4, 5), (3, 4)),
     "batch norm": (nn.BatchNorm2d(3).eval(), (3, 4, 4)),
     "batch norm, plain": (nn.BatchNorm1d(4, affine=False).eval(), (4,)),
-    "normalize": (lc.Normalize([0.1, 0.2], [0.5, 0.3]), (2, 3, 3)),
-    "centre": (lc.Centre([0.1, 0.2]), (2, 3, 3)),
-    "scaled average": (lc.ScaledAvgPool2d((2, 3)), (2, 4, 6)),
+    "normalize": (lc.layers.Normalize([0.1, 0.2], [0.5, 0.3]), (2, 3, 3)),
+    "centre": (lc.layers.Center([0.1, 0.2]), (2, 3, 3)),
+    "scaled average": (lc.layers.ScaledAvgPool2d((2, 3)), (2, 4, 6)),
     "flatten": (nn.Flatten(2), (2, 3, 4)),
     "unflatten": (nn.Unflatten(1, (2, 3)), (6, 2)),
-    "space to depth": (lc.SpaceToDepth(2), (2, 4, 4)),
-    "pad channels": (lc.PadChannels(5), (2, 3, 3)),
+    "space to depth": (lc.layers.SpaceToDepth(2), (2, 4, 4)),
+    "pad channels": (lc.layers.PadChannels(5), (2, 3, 3)),
     "dropout": (nn.Dropout().eval(), (4,)),
     "identity": (nn.Identity(), (4,)),
 }
@@ -198,9 +198,9 @@ CURVES = {
     "steep elu": nn.ELU(1.8),
     "tanh": nn.Tanh(),
     "sigmoid": nn.Sigmoid(),
-    "max min": lc.MaxMin(),
-    "group sort": lc.GroupSort(3),
-    "abs": lc.Abs(),
+    "max min": lc.layers.MaxMin(),
+    "group sort": lc.layers.GroupSort(3),
+    "abs": lc.layers.Abs(),
 }
 
 
@@ -247,7 +247,7 @@ def test_a_plain_network_end_to_end():
     assert bool((result.radii > 0).all())
 
 
-def test_a_parametrised_module_is_read_and_left_as_it_was():
+def test_a_parametrized_module_is_read_and_left_as_it_was():
     layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)).eval()
     kept, x = copy.deepcopy(layer.state_dict()), torch.rand(2, 4)
     before = layer(x)

@@ -119,7 +119,7 @@ def test_what_freeze_does_not_know_is_refused_by_name():
     with pytest.raises(lc.NotCertified, match="got GELU at 1"):
         freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.GELU()))
     with pytest.raises(lc.NotCertified, match="got GELU at a branch"):
-        freeze(lc.ConvexCombination(nn.ReLU(), nn.GELU()))
+        freeze(lc.layers.ConvexCombination(nn.ReLU(), nn.GELU()))
     hooked = nn.Sequential(lc.ResidualLinear(4, 3))
     hooked[0].register_forward_hook(lambda *_: None)
     with pytest.raises(lc.NotCertified, match="hook"):

@@ -53,14 +53,14 @@ def wide_mean(layer, name, shape):
 @pytest.mark.parametrize(
     "first",
     [
-        wide_mean(lc.Centre([0.0]), "mean", (1, 9)),
-        wide_mean(lc.Normalize([0.0], [1.0]), "mean", (1, 9)),
-        wide_mean(lc.Normalize([0.0], [1.0]), "std", (1, 9)),
+        wide_mean(lc.layers.Center([0.0]), "mean", (1, 9)),
+        wide_mean(lc.layers.Normalize([0.0], [1.0]), "mean", (1, 9)),
+        wide_mean(lc.layers.Normalize([0.0], [1.0]), "std", (1, 9)),
     ],
 )
 def test_a_mean_of_another_shape_gives_no_false_radius(first):
-    rest = [nn.Unflatten(1, (1, 1, 9)), lc.PadImage(9), lc.ScaledAvgPool2d((1, 9)), nn.Flatten()]
-    network = nn.Sequential(first, *rest, lc.TakeChannels(1), linear([1.0], [0.0]).float())
+    rest = [nn.Unflatten(1, (1, 1, 9)), lc.layers.PadImage(9), lc.layers.ScaledAvgPool2d((1, 9)), nn.Flatten()]
+    network = nn.Sequential(first, *rest, lc.layers.TakeChannels(1), linear([1.0], [0.0]).float())
     with pytest.raises((lc.NotCertified, ValueError)):
         lc.certify(network, torch.ones(1, 1), torch.zeros(1, dtype=torch.long))
     with pytest.raises((lc.NotCertified, ValueError)):
@@ -190,10 +190,10 @@ def test_a_parametrized_network_is_not_contradicted_in_float64():
         (lambda: lc.bounds.Rescaled(4, 1), "order", -1),
         (lambda: lc.OrthogonalConv2d(1, 1, 2, image_size=4, method="eco"), "stride", 2),
         (lambda: lc.ResidualConv2d(2, 2, 3), "operator", lc.ResidualConv2d(2, 2, 3, stride=2).operator),
-        (lambda: lc.Scale(2.0), "factor", 3.0),
+        (lambda: lc.layers.Scale(2.0), "factor", 3.0),
         (lambda: lc.ResidualLinear(2, 2), "activation", SLOPE_RESTRICTED["tanh"]),
-        (lambda: lc.SpaceToDepth(2), "block", 3),
-        (lambda: lc.PadChannels(4), "channels", torch.tensor([4, 5])),
+        (lambda: lc.layers.SpaceToDepth(2), "block", 3),
+        (lambda: lc.layers.PadChannels(4), "channels", torch.tensor([4, 5])),
     ],
 )
 def test_settings_are_fixed_when_a_layer_is_built(make, name, value):
@@ -253,7 +253,7 @@ PATCHED = {
     "a patched compiled network": lambda: patched_compile(nn.Sequential(nn.ReLU())),
     "a patched compiled layer": lambda: patched_compile(lc.ResidualLinear(4, 4)),
     "a weight with its own product": lambda: subclassed_weight(nn.Linear(4, 4)),
-    "a mean with its own product": lambda: subclassed_weight(lc.Centre([0.0] * 4), "mean"),
+    "a mean with its own product": lambda: subclassed_weight(lc.layers.Center([0.0] * 4), "mean"),
     "a residual with such a weight": lambda: subclassed_weight(lc.ResidualLinear(4, 4)),
     "a module that copies itself": lambda: own_deepcopy(nn.Linear(4, 4)),
     "a subclass that copies itself": lambda: CopiesItself(4, 4),
@@ -280,7 +280,7 @@ def test_what_replaces_the_code_of_a_module_is_refused(name):
         (nn.Conv2d, "_conv_forward", lambda: nn.Conv2d(4, 4, 1)),
         (nn.Module, "_call_impl", nn.ReLU),
         (lc.ResidualLinear, "compute", lambda: lc.ResidualLinear(4, 4)),
-        (lc.MaxMin, "act", lc.MaxMin),
+        (lc.layers.MaxMin, "act", lc.layers.MaxMin),
         (lc.bounds.SLL, "forward", lambda: lc.ResidualLinear(4, 4)),
     ],
 )
@@ -318,19 +318,19 @@ def test_a_network_that_torch_compiled_is_looked_through():
 
 
 def scales(*factors):
-    return nn.Sequential(*(lc.Scale(factor) for factor in factors))
+    return nn.Sequential(*(lc.layers.Scale(factor) for factor in factors))
 
 
 def test_the_product_of_a_mixture_does_not_underflow():
     branch = scales(*[2.0**-127] * 9, *[2.0**127] * 9)
-    for network in (lc.ConvexCombination(branch), FrozenCombination(torch.ones(1), [branch])):
+    for network in (lc.layers.ConvexCombination(branch), FrozenCombination(torch.ones(1), [branch])):
         assert chain(network, (4,)).lipschitz >= 1 - 2.0**-20
     # The other way round the product overflows on the way; what is claimed may be infinite, never too small.
     assert chain(FrozenCombination(torch.ones(1), [scales(*[2.0**127] * 9, *[2.0**-127] * 9)]), (4,)).lipschitz >= 1
 
 
 def test_branches_of_different_shapes_are_refused():
-    mixture = FrozenCombination(torch.full((2,), 0.5), [nn.Identity(), lc.TakeChannels(1)])
+    mixture = FrozenCombination(torch.full((2,), 0.5), [nn.Identity(), lc.layers.TakeChannels(1)])
     with pytest.raises((lc.NotCertified, ValueError), match="shape"):
         chain(mixture, (4,))
 
@@ -511,7 +511,7 @@ def test_every_activation_of_a_residual_certifies(activation):
 # --- Never silent ---
 
 
-class SoftThreshold(lc.LipschitzLayer):
+class SoftThreshold(lc.layers.LipschitzLayer):
     def forward(self, x):
         return F.softshrink(x, 0.1)
 
@@ -519,7 +519,7 @@ class SoftThreshold(lc.LipschitzLayer):
         return 1.0
 
 
-class Liar(lc.LipschitzLayer):
+class Liar(lc.layers.LipschitzLayer):
     def forward(self, x):
         return 3 * x
 
@@ -592,8 +592,8 @@ def test_a_scale_after_the_head_costs_no_radius():
     x = torch.rand(5, 6)
     expected = lc.certify(plain, x)
     for factor in (10.0, 0.3):
-        scaled = nn.Sequential(*plain, lc.Scale(factor))
-        for network in (scaled, lc.freeze(scaled), nn.Sequential(plain, lc.Scale(factor))):
+        scaled = nn.Sequential(*plain, lc.layers.Scale(factor))
+        for network in (scaled, lc.freeze(scaled), nn.Sequential(plain, lc.layers.Scale(factor))):
             result = lc.certify(network, x)
             torch.testing.assert_close(result.radii, expected.radii, rtol=1e-6, atol=0)
         torch.testing.assert_close(lc.freeze(scaled)(x), scaled(x), rtol=1e-5, atol=1e-5)
@@ -710,7 +710,7 @@ class Shifted(nn.Module):
 def test_unknown_rounding_refutes_nothing():
     lc.register_rule(Same, 1.0)
     lc.register_rule(Shifted, 1.0)
-    network = nn.Sequential(lc.Centre([2.0**46] * 3), Same(), lc.Centre([-(2.0**46)] * 3)).double()
+    network = nn.Sequential(lc.layers.Center([2.0**46] * 3), Same(), lc.layers.Center([-(2.0**46)] * 3)).double()
     report = lc.audit(network, (3,))
     assert report.lower <= report.lipschitz
     assert lc.audit(Shifted(), (3,)).ok
@@ -828,7 +828,7 @@ def test_inference_mode_and_odd_arguments():
     ):
         with pytest.raises(ValueError, match=r"\w"):
             claim()
-    for layer, name in ((lc.Normalize([0.0], [1.0]), "std"), (nn.Linear(1, 1), "weight")):
+    for layer, name in ((lc.layers.Normalize([0.0], [1.0]), "std"), (nn.Linear(1, 1), "weight")):
         setattr(layer, name, None)
         with pytest.raises(ValueError, match=r"\w"):
             lc.audit(layer, (1,))
@@ -838,8 +838,8 @@ def test_inference_mode_and_odd_arguments():
     "make",
     [
         lambda: linear([1e300]),
-        lambda: lc.Centre(torch.tensor([1e300], dtype=torch.float64)),
-        lambda: lc.Normalize([0.0], torch.tensor([1e-60], dtype=torch.float64)),
+        lambda: lc.layers.Center(torch.tensor([1e300], dtype=torch.float64)),
+        lambda: lc.layers.Normalize([0.0], torch.tensor([1e-60], dtype=torch.float64)),
     ],
 )
 def test_numbers_beyond_float32_are_not_frozen(make):
@@ -898,7 +898,7 @@ def test_real_intervals_keep_the_rounding_that_is_known():
         assert Fraction(low.item()) <= exact <= Fraction(high.item())
 
 
-class Untold(lc.LipschitzLayer):
+class Untold(lc.layers.LipschitzLayer):
     """Torch knows no gradient of it."""
 
     def forward(self, x):
@@ -942,14 +942,14 @@ def test_unusual_inputs_are_one_clear_refusal():
 @pytest.mark.parametrize("factor", [10.0, 1e4, 2.0**40])
 def test_a_folded_scale_is_exported(factor, tmp_path):
     torch.manual_seed(0)
-    network = lc.freeze(nn.Sequential(lc.ResidualLinear(8, 16), lc.NormalizedHead(8, 5), lc.Scale(factor)))
+    network = lc.freeze(nn.Sequential(lc.ResidualLinear(8, 16), lc.NormalizedHead(8, 5), lc.layers.Scale(factor)))
     lc.export(network, tmp_path / "frozen.safetensors", to="torch", input_shape=(8,))
     stored = lc.load_frozen(tmp_path / "frozen.safetensors").state_dict()
     assert all(torch.equal(value, stored[name]) for name, value in network.state_dict().items())
 
 
 def test_a_network_with_very_many_outputs_is_audited_without_pairs():
-    network = nn.Sequential(lc.PadChannels(100_000))
+    network = nn.Sequential(lc.layers.PadChannels(100_000))
     report = lc.audit(network, (3,))
     assert report.ok
     assert report.pairwise is None

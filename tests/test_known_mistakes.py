@@ -201,7 +201,7 @@ def margin_constants(head):
     return torch.linalg.vector_norm(v[:, None] - v[None, :], dim=-1)
 
 
-def test_05_head_distances_between_all_pairs_not_a_normalised_guess():
+def test_05_head_distances_between_all_pairs_not_a_normalized_guess():
     head = lc.NormalizedHead(8, 12)
     weight = rand(12, 8)
     weight[1], weight[2], weight[3] = -weight[0], weight[0] * 3, 0
@@ -250,15 +250,15 @@ def test_06_power_iteration_is_a_lower_bound():
             assert norm(jacobian(cpl, rand(6))) <= 1 + ROUNDING
 
 
-def test_06_spectral_holds_after_every_optimiser_step():
+def test_06_spectral_holds_after_every_optimizer_step():
     layer = lc.AffineLinear(8, 8, bound="spectral", bias=False).double()
     stale = torch.linalg.matrix_norm(layer.weight.detach(), 2)  # an estimate from before the steps
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
     x, target = rand(16, 8), rand(16, 8, seed=1) * 10
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (layer(x) - target).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
         assert norm(matrix_of(layer, (8,))) <= 1 + ROUNDING
     assert norm(layer.weight.detach() / stale) > 1.2
 
@@ -437,12 +437,12 @@ def test_10_average_pools_with_ceil_mode_divisor_override_or_a_fractional_size()
     overlapping = matrix_of(lambda x: 3 * F.avg_pool2d(x, 3, stride=1), (1, 7, 7))
     assert norm(overlapping) > 2
     for argument in ("ceil_mode", "divisor_override", "stride", "padding", "count_include_pad"):
-        for pool in (lc.ScaledAvgPool2d, lc.L2Pool2d):
+        for pool in (lc.layers.ScaledAvgPool2d, lc.layers.L2Pool2d):
             with pytest.raises(TypeError):
                 pool(2, **{argument: 1})
     for kernel in (1, 2, 3, (2, 3), (1, 5)):
         high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
-        pool = lc.ScaledAvgPool2d(kernel)
+        pool = lc.layers.ScaledAvgPool2d(kernel)
         # A mean and a square root: at most h·w + 2 roundings.
         exact = norm(matrix_of(pool, (2, 2 * high, 2 * wide)))
         assert exact == pytest.approx(1.0, abs=(high * wide + 2) * EPS + 16 * EPS)
@@ -452,7 +452,7 @@ def test_10_average_pools_with_ceil_mode_divisor_override_or_a_fractional_size()
                 with pytest.raises(ValueError, match="divisible"):
                     pool(torch.zeros(1, 2, *image))
                 with pytest.raises(ValueError, match="divisible"):
-                    lc.L2Pool2d(kernel)(torch.zeros(1, 2, *image))
+                    lc.layers.L2Pool2d(kernel)(torch.zeros(1, 2, *image))
 
 
 def test_10_torch_pools_and_overlapping_maxima_are_refused():
@@ -476,7 +476,7 @@ def test_10_torch_pools_and_overlapping_maxima_are_refused():
 
 def test_10_l2_pool_is_1_lipschitz_everywhere_and_has_a_gradient_at_zero():
     for kernel in (1, 2, (3, 2)):
-        pool = lc.L2Pool2d(kernel)
+        pool = lc.layers.L2Pool2d(kernel)
         shape = (2, 6, 6)
         for scale in (1e-160, 1e-20, 1.0, 1e20):  # squares of the first underflow
             x, y = rand(64, *shape) * scale, rand(64, *shape, seed=1) * scale
@@ -487,7 +487,7 @@ def test_10_l2_pool_is_1_lipschitz_everywhere_and_has_a_gradient_at_zero():
         assert torch.isfinite(zero.grad).all()
 
 
-def test_12_normalising_costs_one_over_the_smallest_std():
+def test_12_normalizing_costs_one_over_the_smallest_std():
     mean, std = [0.4914, 0.4822, 0.4465], [0.2, 0.25, 2.0]
     operator = matrix_of(
         lambda x: (x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None], (3, 2, 2)
@@ -495,25 +495,25 @@ def test_12_normalising_costs_one_over_the_smallest_std():
     assert norm(operator) > 4.9  # not 1
     assert norm(operator) > 9 / max(std)  # nor 1/max(std)
     for stds in (std, [1.0, 1.0, 1.0], [1e-3, 1.0, 1e3], [3.0, 7.0, 0.1]):
-        layer = lc.Normalize(mean, stds).double()
+        layer = lc.layers.Normalize(mean, stds).double()
         measured = norm(matrix_of(layer, (3, 2, 2)))
         # Two divisions, and singular values of a diagonal matrix.
         assert measured * (1 - 8 * EPS) <= layer.lipschitz_bound() <= measured * (1 + 8 * EPS)
     for bad in ([0.0, 1.0, 1.0], [-1.0, 1.0, 1.0], [math.nan, 1.0, 1.0], [math.inf, 1.0, 1.0], [1.0, 1.0]):
         with pytest.raises(ValueError, match="std"):
-            lc.Normalize(mean, bad)
+            lc.layers.Normalize(mean, bad)
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
 def test_12_a_loaded_std_that_is_no_std_is_refused(bad):
-    layer = lc.Normalize([0.0, 0.0], [0.5, 0.5])
+    layer = lc.layers.Normalize([0.0, 0.0], [0.5, 0.5])
     layer.load_state_dict({"mean": torch.zeros(2), "std": torch.tensor([0.5, bad])})
     with pytest.raises(lc.NotCertified):
         layer.lipschitz_bound()
 
 
 def test_12_a_loaded_std_that_is_negative_counts_by_its_size():
-    layer = lc.Normalize([0.0, 0.0], [0.5, 0.5]).double()
+    layer = lc.layers.Normalize([0.0, 0.0], [0.5, 0.5]).double()
     layer.load_state_dict({"mean": torch.zeros(2), "std": torch.tensor([0.5, -0.1])})
     assert layer.lipschitz_bound() >= norm(matrix_of(layer, (2, 1, 1)))
 
@@ -723,7 +723,7 @@ def test_15_unknown_modules_are_refused(unknown):
         with pytest.raises(lc.NotCertified):
             lc.lipschitz_bound(module)
     with pytest.raises(lc.NotCertified):
-        lc.lipschitz_bound(lc.ConvexCombination(nn.ReLU(), unknown))
+        lc.lipschitz_bound(lc.layers.ConvexCombination(nn.ReLU(), unknown))
 
 
 @pytest.mark.parametrize("module", [nn.LeakyReLU(math.nan), nn.ELU(math.nan)], ids=["leaky_relu", "elu"])
@@ -740,8 +740,8 @@ def test_15_parameters_that_are_no_numbers_are_refused():
         lc.AffineConv2d(2, 3, 3),
         lc.GeneralLinear(4, 3, 2),
         lc.NormalizedHead(4, 3),
-        lc.Householder(4),
-        lc.ConvexCombination(nn.ReLU(), nn.Identity()),
+        lc.layers.Householder(4),
+        lc.layers.ConvexCombination(nn.ReLU(), nn.Identity()),
     ]
     for layer, bad in itertools.product(made, (math.nan, math.inf, -math.inf)):
         assert math.isfinite(lc.lipschitz_bound(layer.eval()))
@@ -764,13 +764,13 @@ def test_15_a_scale_in_the_branch_that_t_does_not_see():
         with pytest.raises(TypeError):
             make(*sizes, scale=2.0)
     for factor in (-3.0, 0.5, 2.55):  # a scale is a layer of its own, and counts
-        chain = nn.Sequential(lc.ResidualLinear(6, 4), lc.Scale(factor), nn.Sigmoid())
+        chain = nn.Sequential(lc.ResidualLinear(6, 4), lc.layers.Scale(factor), nn.Sigmoid())
         assert lc.lipschitz_bound(chain) >= abs(factor) * 0.25
         assert lc.lipschitz_bound(chain) <= abs(factor) * 0.25 * (1 + 8 * EPS)
 
 
 def test_16_a_module_used_twice_counts_twice():
-    scale = lc.Scale(3.0)
+    scale = lc.layers.Scale(3.0)
     chain = nn.Sequential(scale, nn.ReLU(), scale, nn.Sequential(scale))
     x, y = torch.ones(1, 2), torch.zeros(1, 2)
     assert (chain(x) - chain(y)).norm() / (x - y).norm() == pytest.approx(27.0)
@@ -779,23 +779,25 @@ def test_16_a_module_used_twice_counts_twice():
 
 
 def test_16_containers_answer_for_what_they_compute():
-    inner = lc.Scale(3.0)
+    inner = lc.layers.Scale(3.0)
     doubled = Doubled(inner)
     x, y = rand(1, 4), rand(1, 4, seed=1)
     assert (doubled(x) - doubled(y)).norm() / (x - y).norm() > 3.9  # the product of its children says 3
     with pytest.raises(lc.NotCertified):
         lc.lipschitz_bound(doubled)
-    chain = nn.Sequential(lc.Scale(3.0), nn.Sequential(lc.Scale(0.1), lc.Scale(7.0)), nn.LeakyReLU(2.0))
+    chain = nn.Sequential(
+        lc.layers.Scale(3.0), nn.Sequential(lc.layers.Scale(0.1), lc.layers.Scale(7.0)), nn.LeakyReLU(2.0)
+    )
     measured = 3.0 * 0.1 * 7.0 * 2.0
     assert measured <= lc.lipschitz_bound(chain) <= measured * (1 + 16 * EPS)  # rounded up, a step per factor
-    branches = lc.ConvexCombination(lc.Scale(2.0), lc.Scale(-5.0), nn.ReLU()).double()
+    branches = lc.layers.ConvexCombination(lc.layers.Scale(2.0), lc.layers.Scale(-5.0), nn.ReLU()).double()
     for logits in ([0.0, 0.0, 0.0], [0.0, 50.0, 0.0], [-1e4, 1e4, 0.0]):
         with torch.no_grad():
             branches.logits.copy_(torch.tensor(logits))
         assert norm(jacobian(branches, x[0])) <= branches.lipschitz_bound() * (1 + 4 * EPS)
     assert branches.lipschitz_bound() == 5.0
     with pytest.raises(ValueError, match="one shape"):  # broadcasting would multiply the constant
-        lc.ConvexCombination(lc.NormalizedHead(4, 1), nn.Identity())(torch.zeros(2, 4))
+        lc.layers.ConvexCombination(lc.NormalizedHead(4, 1), nn.Identity())(torch.zeros(2, 4))
 
 
 # ---------------------------------------------------------------- activations that a residual cannot have
@@ -825,7 +827,9 @@ def test_activations_with_slopes_outside_0_and_1_are_refused_in_residuals(name):
             lc.GeneralLinear(2, 2, 2, activation=refused)
 
 
-@pytest.mark.parametrize("sort", [lc.MaxMin(), lc.GroupSort(2), lc.GroupSort(4), lc.Householder(4).double()])
+@pytest.mark.parametrize(
+    "sort", [lc.layers.MaxMin(), lc.layers.GroupSort(2), lc.layers.GroupSort(4), lc.layers.Householder(4).double()]
+)
 def test_activations_that_mix_coordinates_are_refused_in_residuals_and_fine_after_affine_layers(sort):
     worst = max(norm(jacobian(lambda x: x - 2 * sort(x), rand(4, seed=s))) for s in range(20))  # W = T = I
     assert worst == pytest.approx(3.0)

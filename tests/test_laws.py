@@ -44,16 +44,16 @@ def test_ascent_on_the_parameters_does_not_break_the_bound(name):
     layer = entry.make().double().eval()
     HOSTILE["all active"](layer)
     x = inputs(entry)
-    optimiser = torch.optim.Adam(layer.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         j = jacobian(layer, x, create_graph=True)
         norm = torch.linalg.matrix_norm(j, 2)
         assert norm.item() <= entry.lipschitz * (1 + tolerance(j))
         if not norm.requires_grad:  # the Jacobian does not depend on the parameters (a bias alone)
             return
         (-norm).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -231,13 +231,16 @@ def test_a_zero_column_adds_nothing_to_a_general_layer(order):
 
 def test_a_branch_that_works_in_place_does_not_change_what_the_next_one_sees():
     x = -torch.ones(1, 3)
-    mixed = lc.ConvexCombination(nn.LeakyReLU(3.0, inplace=True), lc.Scale(3.0))
+    mixed = lc.layers.ConvexCombination(nn.LeakyReLU(3.0, inplace=True), lc.layers.Scale(3.0))
     torch.testing.assert_close(mixed(x), 3 * x)
     assert torch.equal(x, -torch.ones(1, 3))
 
 
 def test_half_precision_parameters_are_widened():
-    for layer, shape in ((lc.Householder(200), (200,)), (lc.ConvexCombination(*[nn.Identity()] * 3), (20,))):
+    for layer, shape in (
+        (lc.layers.Householder(200), (200,)),
+        (lc.layers.ConvexCombination(*[nn.Identity()] * 3), (20,)),
+    ):
         HOSTILE["random"](layer)
         j = jacobian(layer.bfloat16(), torch.randn(1, *shape))
         assert torch.linalg.matrix_norm(j, 2) <= 1 + tolerance(j, EPS[torch.float32])

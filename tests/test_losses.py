@@ -247,7 +247,7 @@ def test_the_others_have_their_limits():
     same(CertificateRegularized(0.2, loss=MultiMargin()), MultiMargin()(logits, labels) - gain)
 
 
-def test_the_regulariser_is_the_mean_certified_radius():
+def test_the_regularizer_is_the_mean_certified_radius():
     logits, labels = batch(60)
     k = constants()
     k[0, 2] = k[2, 0] = 0.0  # a rival that cannot come back bounds no radius

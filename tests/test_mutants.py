@@ -60,7 +60,7 @@ def test_the_checker_accepts_what_is_proved_and_refutes_what_is_claimed(index):
 IN_FORMAT = (
     nn.Linear,
     nn.Conv2d,
-    lc.Normalize,
+    lc.layers.Normalize,
     mutants.FrozenResidualLinear,
     mutants.FrozenResidualConv2d,
     mutants.FrozenTorus,
@@ -167,7 +167,7 @@ def test_float32_bounds_cover_the_rounding_of_float64_tensors_and_factors():
         layer = nn.Linear(1, 1).double()
         layer.weight.data.fill_(factor)
         layer.bias.data.fill_(factor / 3)
-        for module in (lc.Scale(factor), layer):
+        for module in (lc.layers.Scale(factor), layer):
             exact = x.double() * factor + (factor / 3 if module is layer else 0.0)
             one = rule(module, (1,), torch.float32)
             assert bool(

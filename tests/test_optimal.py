@@ -194,7 +194,7 @@ def test_zero_columns_change_nothing_else(objective):
 
 @both
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
-def test_nothing_to_optimise(shape, objective):
+def test_nothing_to_optimize(shape, objective):
     solution = optimal_gamma(torch.zeros(shape), objective=objective)
     assert solution.gamma.shape == shape[:1]
     assert solution.gamma.eq(0).all()

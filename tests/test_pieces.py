@@ -1,9 +1,11 @@
 """Pieces with laws of their own: radii, head, containers, data, public names."""
 
 import math
+import re
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,7 +74,7 @@ def test_head_separates_the_pair_from_the_whole_map():
 
 def test_a_sequence_multiplies_and_rounds_up():
     model = nn.Sequential(
-        lc.Normalize([0.5], [0.3]), nn.Flatten(), lc.Scale(3.0), lc.ResidualLinear(4, 3), nn.Sigmoid()
+        lc.layers.Normalize([0.5], [0.3]), nn.Flatten(), lc.layers.Scale(3.0), lc.ResidualLinear(4, 3), nn.Sigmoid()
     )
     exact = 0.25 * 3 / float(torch.tensor(0.3).double())
     assert exact <= lc.lipschitz_bound(model) <= exact * (1 + 8 * EPS)
@@ -82,12 +84,14 @@ def test_a_sequence_multiplies_and_rounds_up():
 
 
 def test_a_convex_combination_is_no_product():
-    branches = lc.ConvexCombination(lc.Scale(3.0), nn.Sequential(lc.Scale(2.0), lc.Scale(0.5)))
+    branches = lc.layers.ConvexCombination(
+        lc.layers.Scale(3.0), nn.Sequential(lc.layers.Scale(2.0), lc.layers.Scale(0.5))
+    )
     assert lc.lipschitz_bound(branches) == 3.0
     x = torch.randn(5, 4)
     torch.testing.assert_close(branches(x), 2.0 * x)  # equal weights to begin with
     with pytest.raises(lc.NotCertified, match="GELU"):
-        lc.lipschitz_bound(lc.ConvexCombination(lc.Scale(1.0), nn.GELU()))
+        lc.lipschitz_bound(lc.layers.ConvexCombination(lc.layers.Scale(1.0), nn.GELU()))
 
 
 def test_digits_are_whole():
@@ -120,5 +124,10 @@ def test_public_names_exist_and_are_lazy():
     for name in lc.__all__:
         assert getattr(lc, name) is not None
     assert set(lc.__all__) <= set(dir(lc))
+    with pytest.raises(AttributeError, match="MaxMin"):
+        lc.MaxMin  # noqa: B018
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in set(lc.__all__) - {"layers"}:
+        assert re.search(rf"\blipcert\.{name}\b", page), name
     code = "import sys, lipcert; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,8 +1,6 @@
-"""A·a, its gradient, its samples; the residual pair; one T for many passes: each against the plain formula."""
+"""A·a, its gradient, its samples; the residual pair: each against the plain formula."""
 
-import copy
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -252,134 +250,6 @@ def test_the_fused_surrogate_is_the_estimate_and_its_gradient(monkeypatch):
 # ---------------------------------------------------------------- one T for many passes
 
 
-class Counter:
-    """How often a bound computes T."""
-
-    def __init__(self, monkeypatch, kind=lc.bounds.SLL):
-        self.calls, whole = 0, kind.forward
-
-        def counted(bound, columns):
-            self.calls += 1
-            return whole(bound, columns)
-
-        monkeypatch.setattr(kind, "forward", counted)
-
-
-CHANGES = {
-    "the weight": lambda layer: layer.weight.data.add_(0.1),
-    "one entry, through .data": lambda layer: layer.weight.data[0, 0].add_(1.0),
-    "q": lambda layer: layer.bound.log_q.data[0].add_(1.0),
-    "the type": lambda layer: layer.double(),
-    "another weight": lambda layer: layer.load_state_dict({**layer.state_dict(), "weight": torch.ones(4, 6)}),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_without_gradients_t_is_computed_once_until_something_changes(name, monkeypatch):
-    torch.manual_seed(3)
-    layer = lc.ResidualLinear(6, 4).eval()
-    x = torch.randn(5, 6)
-    count = Counter(monkeypatch)
-    with torch.no_grad():
-        before = layer(x)
-        assert torch.equal(layer(x), before)
-        assert count.calls == 1
-        CHANGES[name](layer)
-        x = x.to(layer.weight.dtype)
-        after = layer(x)
-        assert count.calls == 2
-        for fresh in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-            assert fresh.keeper.kept is None  # a copy computes its own
-            assert torch.equal(fresh(x), after)
-        assert count.calls == 4
-    layer(x)
-    layer(x)
-    assert count.calls == 6  # with gradients, every time
-    assert layer.keeper.kept is not None
-    assert layer.train().keeper.kept is None
-
-
-def stretch(layer):
-    """‖J‖ of a residual layer at a point where every neuron is active."""
-    x = torch.randn(1, layer.operator.inputs)
-    with torch.no_grad():
-        layer.bias.fill_(100.0)
-        out = torch.stack([layer(x + 0.01 * unit) - layer(x) for unit in torch.eye(layer.operator.inputs)])
-    return float(torch.linalg.matrix_norm(out[:, 0] / 0.01, 2))
-
-
-def test_nothing_that_tampers_with_t_leaves_a_trace(monkeypatch):
-    torch.manual_seed(8)
-    layer = lc.ResidualLinear(6, 4).eval()
-    x = torch.randn(3, 6)
-
-    def small(module, inputs, output):
-        return (output[0], output[1] / 100) if isinstance(module, lc.bounds.SLL) else None
-
-    hook = torch.nn.modules.module.register_module_forward_hook(small)
-    with torch.no_grad():
-        layer(x)
-    hook.remove()
-    assert stretch(layer) < 1.01
-    with monkeypatch.context() as patch, torch.no_grad():
-        whole = lc.bounds.SLL.forward
-        patch.setattr(lc.bounds.SLL, "forward", lambda self, c: (c, whole(self, c)[1] / 100))
-        layer(x)
-    assert stretch(layer) < 1.01
-    with torch.no_grad():
-        for _ in range(2):
-            layer.bounded(layer.prepared()[0])[1].mul_(0.01)
-    assert stretch(layer) < 1.01
-
-
-def test_training_mode_and_foreign_bounds_are_asked_every_time(monkeypatch):
-    count = Counter(monkeypatch)
-    layer = lc.ResidualLinear(6, 4, bound="sll_surrogate").train()
-    x = torch.randn(2, 6)
-
-    class Mine(lc.bounds.AOL):
-        asked = 0
-
-        def forward(self, columns):
-            Mine.asked += 1
-            return super().forward(columns)
-
-    own = lc.ResidualLinear(6, 4, bound=Mine()).eval()
-    with torch.no_grad():
-        for _ in range(2):
-            layer(x)
-            own(x)
-    assert (count.calls, Mine.asked) == (2, 2)
-
-
-@pytest.mark.parametrize("name", ["sll_nano", "sn_nano", "orthogonal_nano", "cpl_nano", "rescaled_nano"])
-def test_parts_of_a_batch_share_t_and_give_the_gradient_of_the_whole(name):
-    torch.manual_seed(4)
-    model = lc.create_model(name, image_shape=(1, 8, 8)).double().train()
-    x = torch.rand(12, 1, 8, 8, dtype=torch.float64)
-    weights = torch.randn(12, 10, dtype=torch.float64)
-    (model(x) * weights).sum().backward()
-    whole = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    with lc.share_bounds(model):
-        for part, weight in zip(x.split(5), weights.split(5), strict=True):
-            (model(part) * weight).sum().backward()
-    for parameter, expected in zip(model.parameters(), whole, strict=True):
-        # Twelve layers, each a few sums of at most 500 terms, in another order.
-        assert (parameter.grad - expected).abs().max() <= 1e4 * EPS * expected.abs().max().clamp_min(1e-3)
-
-
-def test_sharing_refuses_what_would_lose_gradients():
-    layer = lc.ResidualLinear(6, 4)
-    x = torch.randn(3, 6)
-    with lc.share_bounds(layer):
-        late = layer(x).sum()
-        with pytest.raises(ValueError, match="must not be nested"), lc.share_bounds(layer):
-            pass
-    with pytest.raises(RuntimeError, match="backward must be called inside share_bounds"):
-        late.backward()
-
-
 def test_autocast_leaves_the_residual_stream_alone():
     layer = lc.ResidualLinear(64, 32)
     for mode in (True, False):
@@ -408,26 +278,3 @@ def test_transforms_of_a_layer_work(kind):
         torch.testing.assert_close(slope, (tangent * expected).sum(), rtol=1e-3, atol=1e-3)
     each = torch.func.vmap(torch.func.grad(lambda one: total(parameters, one[None])))(x)
     assert each.shape == x.shape
-
-
-def test_sharing_computes_each_t_once_and_ends(monkeypatch):
-    torch.manual_seed(5)
-    layer = lc.ResidualLinear(6, 4)
-    x = torch.randn(3, 6)
-    count = Counter(monkeypatch)
-    with lc.share_bounds(layer):
-        for _ in range(3):
-            layer(x).sum().backward()
-        assert count.calls == 1
-    with lc.share_bounds(layer):
-        layer(x).sum().backward()
-        with torch.no_grad():
-            layer.weight.mul_(-1.0)
-        with pytest.raises(ValueError, match="weights must not change inside share_bounds"):
-            layer(x)
-        with torch.no_grad():
-            layer.weight.mul_(-1.0)
-        layer.keeper.shared = None  # else leaving would look for a graph that the changes have made invalid
-    layer(x)
-    layer(x)
-    assert count.calls == 4  # one in the second block, and then every time

@@ -88,9 +88,9 @@ def write(path, size=32, classes=10, **shape):
     """A file as the paper's code writes one, and the network it came from."""
     torch.manual_seed(size + classes)
     network = nn.DataParallel(Wrapped(Network(size, classes, **shape), MEANS[size, classes]))
-    optimiser = torch.optim.Adam(network.parameters(), 0.01, (0.5, 0.9))
+    optimizer = torch.optim.Adam(network.parameters(), 0.01, (0.5, 0.9))
     state = {"epoch": 3, "global_step": 99, "model_state_dict": network.state_dict()}
-    torch.save({**state, "optimizer_state_dict": optimiser.state_dict()}, path)
+    torch.save({**state, "optimizer_state_dict": optimizer.state_dict()}, path)
     return network.module
 
 

@@ -38,7 +38,7 @@ from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
 from lipcert.reports.runs import load_runs
 from lipcert.reports.spectra import spectra_estimates
-from lipcert.reports.theme import COLOURS, run_colour, themed_svg
+from lipcert.reports.theme import COLORS, run_color, themed_svg
 from lipcert.reports.write import file_names, write_report
 from lipcert.training.config import TrainConfig
 from test_training import command
@@ -467,8 +467,8 @@ def test_images_keep_their_pixels():
             assert png_uri(image.float() / 255) == png_uri(image)
 
 
-def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -477,15 +477,15 @@ def test_text_has_contrast_in_both_themes():
     """WCAG's ratio, at least 4.5, of every colour that text or a line has, on every ground."""
     for theme in (0, 1):
         for ground in ("page", "surface"):
-            for name in COLOURS.keys() - {"page", "surface", "rule"}:
-                a, b = luminance(COLOURS[name][theme]), luminance(COLOURS[ground][theme])
+            for name in COLORS.keys() - {"page", "surface", "rule"}:
+                a, b = luminance(COLORS[name][theme]), luminance(COLORS[ground][theme])
                 ratio = (max(a, b) + 0.05) / (min(a, b) + 0.05)
                 assert ratio >= 4.5, (name, ground, theme, ratio)
-    assert len({run_colour(i) for i in range(6)}) == 6
+    assert len({run_color(i) for i in range(6)}) == 6
 
 
 def test_figures_follow_the_theme(written):
-    lights = {light for light, _ in COLOURS.values()}
+    lights = {light for light, _ in COLORS.values()}
     text = written.page.read_text(encoding="utf-8")
     drawn = re.findall(r'(?:fill|stroke)="([^"]*)"', text)
     assert "var(--run1)" in drawn
@@ -649,9 +649,9 @@ def test_the_page_works_in_chromium(browser, written, width, dark):
         browser.evaluate(f"document.querySelector('#figure-certified .{size}').getBoundingClientRect().height")
         > 200
     )
-    colour = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    expected = COLOURS["page"][dark]
-    assert colour == f"rgb({', '.join(str(int(expected[i : i + 2], 16)) for i in (1, 3, 5))})"
+    color = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    expected = COLORS["page"][dark]
+    assert color == f"rgb({', '.join(str(int(expected[i : i + 2], 16)) for i in (1, 3, 5))})"
     loaded = "[...document.images].every(image => image.complete && image.naturalWidth > 0)"
     assert browser.evaluate(loaded)
     assert browser.evaluate("document.images.length") == 32

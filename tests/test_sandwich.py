@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from lipcert.algebra import lmi
+import lmi
 from lipcert.certification.certificate import write_certificate
 from lipcert.certification.certify import certify
 from lipcert.check import check
@@ -219,7 +219,7 @@ def test_a_sandwich_that_no_proof_reaches_is_refused(monkeypatch):
 
 
 def test_frozen_reflections_stay_on_their_channels():
-    frozen = lc.freeze(lc.Householder(6))
+    frozen = lc.freeze(lc.layers.Householder(6))
     for shape in ((3, 2), (3, 12), (6,)):
         with pytest.raises(ValueError, match="expects 6 channels in dimension 1"):
             frozen(torch.zeros(*shape))
@@ -247,7 +247,7 @@ def test_vectors_empty_batches_and_another_default_dtype():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("make", [lambda d: lc.PadChannels(4, d), lambda d: lc.TakeChannels(2, 1, d)])
+@pytest.mark.parametrize("make", [lambda d: lc.layers.PadChannels(4, d), lambda d: lc.layers.TakeChannels(2, 1, d)])
 def test_axes_that_are_none_are_refused(make):
     for dim in (1.0, None, True, "a"):
         with pytest.raises(ValueError, match="dim must be an integer"):

@@ -10,7 +10,7 @@ import lipcert as lc
 from lipcert.testing import LawBroken, check_layer
 
 
-class Rotation(lc.LipschitzLayer):
+class Rotation(lc.layers.LipschitzLayer):
     """A sound layer: a learned rotation of pairs."""
 
     def __init__(self, pairs):
@@ -26,7 +26,7 @@ class Rotation(lc.LipschitzLayer):
         return 1.0
 
 
-class Wrong(lc.LipschitzLayer):
+class Wrong(lc.layers.LipschitzLayer):
     """A dense layer whose weight is divided by what is no bound of its norm."""
 
     def __init__(self, divide):
@@ -61,7 +61,7 @@ class Forgetful(Rotation):
         return 1.0
 
 
-class Jump(lc.LipschitzLayer):
+class Jump(lc.layers.LipschitzLayer):
     """Its slope is 0 wherever there is one, and it jumps."""
 
     def forward(self, x):
@@ -74,7 +74,7 @@ class Jump(lc.LipschitzLayer):
 def test_a_sound_layer_passes():
     check_layer(lambda: Rotation(3), (6,))
     check_layer(lambda: nn.Sequential(Rotation(2), lc.ResidualLinear(4, 3)), (4,))
-    check_layer(lambda: lc.Scale(3.0), (4,), lipschitz=3.0)
+    check_layer(lambda: lc.layers.Scale(3.0), (4,), lipschitz=3.0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_sound_layer_passes():
         (lambda: Wrong(lambda w: w.abs().max() * 2), (4,), "Jacobian has norm|NaN"),
         (Jump, (4,), "two points"),
         (lambda: Inert(2), (4,), "spare has no effect"),
-        (lambda: lc.Scale(1.5), (4,), "1.5"),
+        (lambda: lc.layers.Scale(1.5), (4,), "1.5"),
     ],
 )
 def test_a_wrong_layer_is_told_why(make, shape, said):

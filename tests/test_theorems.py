@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lipcert as lc
-from lipcert.algebra import lmi
+import lmi
 from lipcert.algebra.gram import affine_columns, dense_columns, residual_columns, symbol
 from lipcert.algebra.orthogonal import CONTRACTING_ANGLE, CONTRACTING_ORDERS, exponential_series
 from lipcert.algebra.spectral import squared_norm_estimate
@@ -906,6 +906,11 @@ def test_theorem_4_general_layers_satisfy_the_condition():
 
 
 # ---------------------------------------------------------------- Theorem 6
+
+
+def test_a_matrix_that_is_not_symmetric_or_overflows_does_not_hold():
+    assert not lmi.holds(torch.tensor([[1.0, 100.0], [0.0, 1.0]]).double())
+    assert not lmi.holds(torch.diag(torch.tensor([1e200, -1e200])).double())
 
 
 def test_theorem_6_zero_gamma_is_allowed():

@@ -124,7 +124,7 @@ def test_a_network_of_them_is_proved_certified_and_checked(method, tmp_path):
     kernel = 2 if method == "eco" else 3
     network = nn.Sequential(
         lc.OrthogonalConv2d(1, 6, kernel, image_size=(8, 12), method=method, stride=2),
-        lc.MaxMin(),
+        lc.layers.MaxMin(),
         lc.OrthogonalResidualConv2d(6, 4, kernel, image_size=(4, 6), method=method),
         lc.OrthogonalConv2d(6, 3, kernel, image_size=(4, 6), method=method),
         nn.Flatten(),

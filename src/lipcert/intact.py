@@ -88,7 +88,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and name not in ("training", "keeper")
+        and name != "training"
         and value is not None
         and not callable(value)
         and not isinstance(value, Tensor)

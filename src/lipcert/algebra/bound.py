@@ -7,7 +7,7 @@ import abc
 from torch import Tensor
 
 from lipcert.algebra.gram import Columns
-from lipcert.algebra.scale import normalise
+from lipcert.algebra.scale import normalize
 from lipcert.intact import Fixed
 
 
@@ -23,7 +23,7 @@ class Bound(Fixed, abc.ABC):
 
     def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """(Ŵ, s) with W = s·Ŵ, in float32 or better: what the columns are taken from."""
-        return normalise(weight)
+        return normalize(weight)
 
     def require_sound(self) -> None:
         """Raise ``NotCertified`` where T is no bound in the present mode; most bounds always are."""

@@ -1,7 +1,7 @@
 """Diagonal solutions T of WᵀW ⪯ T: a published method is a choice of T (Theorems 1, 3, 6, 7).
 
 A bound maps the columns of W to (columns, diag T). It sees columns scaled to a largest entry near 1
-(``scale.normalise``), so nothing overflows; T of W = s·Ŵ is s²·T̂. Three families:
+(``scale.normalize``), so nothing overflows; T of W = s·Ŵ is s²·T̂. Three families:
 
 - row sums of |WᵀW|·r with r_ij r_ji ≥ 1 (AOL, SLL), since 2|x_i x_j| ≤ r x_i² + x_j²/r;
 - the same for the power (WᵀW)^(2^k), then the 2^k-th root: Löwner–Heinz (Rescaled);

@@ -11,7 +11,7 @@ from lipcert.algebra.bound import Bound
 from lipcert.algebra.gram import Columns, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
-from lipcert.algebra.scale import alive, at_least_float32, normalise
+from lipcert.algebra.scale import alive, at_least_float32, normalize
 from lipcert.algebra.spectral import squared_norm_bound, squared_norm_estimate
 from lipcert.errors import NotCertified, one_of, positive_int
 
@@ -94,7 +94,7 @@ class Optimal(Bound):
             )
         weight = columns.matrix().detach()
         solution = optimal_gamma(weight, objective=self.objective, gap=gap)
-        squares = normalise(weight)[0].double().square().sum(dim=1)
+        squares = normalize(weight)[0].double().square().sum(dim=1)
         gamma = torch.where(alive(squares.to(weight.dtype)), solution.gamma.to(weight.device), 0.0)
         # γ grows as columns shrink; the buffer must hold that of the largest column that matters.
         matters = torch.where(gamma * squares > 1e-3 * (gamma * squares).max(), gamma, torch.inf).min()
@@ -106,7 +106,7 @@ class Optimal(Bound):
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         root = self.gamma.to(columns.taps.dtype).clamp_min(0.0).sqrt()  # (n,)
-        unit, scale = normalise(columns.matrix() * root[:, None])  # WΓ^½, brought back to entries near 1
+        unit, scale = normalize(columns.matrix() * root[:, None])  # WΓ^½, brought back to entries near 1
         squared = squared_norm_bound(dense_columns(unit), iterations=6)[0]
         ratio = (scale / torch.where(root > 0, root, 1.0)).square()
         usable = (root > 0) & alive(ratio) & alive(1 / ratio)  # else dead: Γ = 0

@@ -32,7 +32,7 @@ Objective = Literal["trace", "frobenius"]
 
 _EPS = torch.finfo(torch.float64).eps  # 2u
 _REPRESENTABLE = 2.0**-500, 2.0**500  # column norms whose γ ≤ 1/‖w‖² is an ordinary float64
-_CENTRE = 0.1  # each step aims for this fraction of the present μ
+_CENTER = 0.1  # each step aims for this fraction of the present μ
 _TO_BOUNDARY = 0.95  # a step goes at most this fraction of the way to the boundary of the cone
 
 
@@ -162,7 +162,7 @@ def _interior_point(
         p_YW = (_symmetric((XW * p_gamma) @ YW.T) - Y) @ W
         p_z = (W * p_YW).sum(dim=0) + 2 * (H @ p_gamma)
         # Correct, with a positive μ.
-        mu = _CENTRE * distance / (m + n)
+        mu = _CENTER * distance / (m + n)
         curvature = (M * (W.T @ p_YW)) @ p_gamma + p_gamma * p_z / gamma
         right = c - mu * M.diagonal() + mu / gamma - curvature
         d_gamma = torch.cholesky_solve(right[:, None], factor)[:, 0]

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.algebra.scale import inverse_sqrt, normalise, transformed
+from lipcert.algebra.scale import inverse_sqrt, normalize, transformed
 from lipcert.algebra.spectral import modulus, squared_norms_bound
 from lipcert.errors import one_of
 
@@ -134,7 +134,7 @@ def bjorck(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
 
     A step squares the deviation of QᵀQ from I, so that one from below √eps is the last that changes anything.
     """
-    unit, _ = _normalised(tall)
+    unit, _ = _normalized(tall)
     result = unit * inverse_sqrt(squared_norms_bound(unit, iterations=6))[..., None, None]
     settled = torch.finfo(result.dtype).eps ** 0.5
     for _ in range(BJORCK_STEPS):
@@ -179,7 +179,7 @@ def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
     ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot; in float32 it would be
     as large as the eigenvalues of an ordinary weight.
     """
-    unit = _normalised(v)[0].to(torch.promote_types(v.dtype, torch.float64))
+    unit = _normalized(v)[0].to(torch.promote_types(v.dtype, torch.float64))
     gram = unit.mH @ unit
     m, n = v.shape[-2:]
     trace = gram.detach().real.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
@@ -197,17 +197,17 @@ def _bounded(weight: Tensor) -> Tensor:
 
     Any scaling of the parameters gives another orthonormal matrix, so this costs no soundness.
     """
-    unit, scale = _normalised(weight)
+    unit, scale = _normalized(weight)
     sums = modulus(unit)
     norm = (sums.sum(dim=-2).amax() * sums.sum(dim=-1).amax()).sqrt()
     return unit / torch.maximum(scale.reciprocal(), norm / 64)
 
 
-def _normalised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``normalise``, of complex numbers by their parts."""
+def _normalized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``normalize``, of complex numbers by their parts."""
     if not weight.is_complex():
-        return normalise(weight)
-    unit, scale = normalise(torch.view_as_real(weight.resolve_conj()))
+        return normalize(weight)
+    unit, scale = normalize(torch.view_as_real(weight.resolve_conj()))
     return torch.view_as_complex(unit.contiguous()), scale
 
 

@@ -39,7 +39,7 @@ def tiny(dtype: torch.dtype) -> float:
     return float(torch.finfo(_runs_in or dtype).tiny)
 
 
-def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
+def normalize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(Ŵ, s) with W = s·Ŵ in float32 or better, s a power of two and max|Ŵ| in [1, 2).
 
     No gradient flows through s: the layer does not depend on it. A weight with no entry above tiny^¼
@@ -54,8 +54,8 @@ def normalise(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(living, weight, 0.0) / scale, scale
 
 
-def normalise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``normalise`` for a matrix whose rows are the columns of W; one of ordinary size is taken as it is, s = 1.
+def normalize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``normalize`` for a matrix whose rows are the columns of W; one of ordinary size is taken as it is, s = 1.
 
     That saves two passes over it. Ordinary: the longest row in [2⁻⁸, 2⁸), none so short that it might be dead at
     either scale. Only where looking at a number costs little: on a CPU, where there is a number to look at.
@@ -65,7 +65,7 @@ def normalise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
         least, most = (float(x) for x in torch.linalg.vector_norm(weight.detach(), dim=1).aminmax())
         if 2.0**-8 <= most < 2.0**8 and least**2 > 2.0**32 * dead_below(weight.dtype):
             return weight, torch.ones((), dtype=weight.dtype)
-    return normalise(weight)
+    return normalize(weight)
 
 
 def transformed(*tensors: Tensor) -> bool:

@@ -31,7 +31,7 @@ def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,
 def squared_norms_bound(matrix: Tensor, iterations: int) -> Tensor:  # (…, n, m) → (…)
     """An upper bound of ‖M‖² for each of a batch of matrices, real or complex, differentiable."""
     small = matrix @ matrix.mH if matrix.shape[-2] <= matrix.shape[-1] else matrix.mH @ matrix
-    power, scale = _normalised_power(small, iterations, dims=(-2, -1))
+    power, scale = _normalized_power(small, iterations, dims=(-2, -1))
     frobenius = torch.linalg.matrix_norm(power)
     row_sum = modulus(power).sum(dim=-1).amax(dim=-1)
     # The largest entry of a non-zero power is 1, so both norms are at least 1; a zero matrix has scale 0.
@@ -64,7 +64,7 @@ def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (grou
 
 def _widest(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
     """A column of (MᴴM)^(2^iterations) ≈ σ²vvᴴ, not a small one; for many small matrices."""
-    power, _ = _normalised_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
+    power, _ = _normalized_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
     widest = torch.linalg.vector_norm(power, dim=-2).argmax(dim=-1)
     vector = power.gather(-1, widest[..., None, None].expand(*power.shape[:-1], 1))
     return vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True).clamp_min(1e-30)
@@ -87,7 +87,7 @@ def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (group
     """(Σ_j Σ_d |(WᵀW)^(2^order)|_ij[d] q_j/q_i)^(1/2^order), order ≥ 1 and q ≥ 1."""
     grid = tuple(2 ** (order + 1) * (taps - 1) + 1 for taps in columns.kernel)  # lags of the full power
     matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
-    power, scale = _normalised_power(matrix @ matrix.mH, order, dims=(-3, -2, -1))
+    power, scale = _normalized_power(matrix @ matrix.mH, order, dims=(-3, -2, -1))
     if columns.pointwise:
         absolute = power[:, 0].abs()
     else:
@@ -102,7 +102,7 @@ def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (group
     return scale[:, 0, 0] * sums ** (0.5**order)
 
 
-def _normalised_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _normalized_power(gram: Tensor, squarings: int, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(P, s) with gram^(2^squarings) = s^(2^squarings)·P and the largest entry of P equal to 1."""
     scale = torch.ones_like(gram.real.detach().amax(dim=dims, keepdim=True))
     power = gram

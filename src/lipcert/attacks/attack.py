@@ -84,22 +84,22 @@ def attack(
     _require_images(images, labels)
     names = torch.arange(len(labels)) if indices is None else indices
     fast, exact = in_both_precisions(model)
-    centre, start, truth = images.double(), images.float(), labels.long()
+    center, start, truth = images.double(), images.float(), labels.long()
     with torch.no_grad():
-        logits = exact(centre)
+        logits = exact(center)
     _require_classes(labels, logits.shape[1])
     shared = seed_of(seed, eps, int(names[0])) if len(names) else 0
     run = _Run(fast, exact, eps, seed, shared, logits.shape[1], method == "quick")
     chosen = attacks_of(method, run.classes, tuple(images.shape[1:]))
     predictions = logits.argmax(dim=1)
     correct = predictions == truth
-    points, distances, broken = centre.clone(), torch.zeros(len(truth)).to(centre), torch.zeros_like(correct)
+    points, distances, broken = center.clone(), torch.zeros(len(truth)).to(center), torch.zeros_like(correct)
     by: list[str | None] = [None] * len(truth)
     for name in chosen:
         left = (correct & ~broken).nonzero()[:, 0]
         if not len(left):
             break
-        tries = run.tries(name, start[left], centre[left], truth[left], names[left.cpu()])
+        tries = run.tries(name, start[left], center[left], truth[left], names[left.cpu()])
         for finder, which, verdict in tries:
             hit = verdict.fooled
             where = left[which][hit]
@@ -128,7 +128,7 @@ class _Run:
     quick: bool
 
     def tries(
-        self, name: str, start: Tensor, centre: Tensor, labels: Tensor, names: Tensor
+        self, name: str, start: Tensor, center: Tensor, labels: Tensor, names: Tensor
     ) -> Iterator[tuple[str, Tensor, Verdict]]:
         """Who tried, on which points (a mask), the verdict: one attack, then PGD where the arithmetics differ."""
         if name == "pgd":
@@ -146,13 +146,13 @@ class _Run:
                 classes=self.classes,
                 quick=self.quick,
             )
-        verdict = judge(self.exact, centre, labels, found, self.eps)
+        verdict = judge(self.exact, center, labels, found, self.eps)
         yield name, torch.ones_like(verdict.fooled), verdict
         with torch.no_grad():
             claimed = self.fast(found).argmax(dim=1) != labels
         doubtful = claimed & ~verdict.fooled
         if bool(doubtful.any()):
-            near, truth = centre[doubtful], labels[doubtful]
+            near, truth = center[doubtful], labels[doubtful]
             found = pgd(self.exact, near, truth, self.eps, [verdict.points[doubtful]])
             yield "pgd", doubtful, judge(self.exact, near, truth, found, self.eps)
 

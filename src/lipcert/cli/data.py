@@ -15,7 +15,7 @@ import tyro
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from lipcert.data.catalogue import Entry
+    from lipcert.data.catalog import Entry
     from lipcert.data.dataset import ImageData
 
 
@@ -34,7 +34,7 @@ class ListData:
         from rich.console import Console
         from rich.table import Table
 
-        from lipcert.data.catalogue import CATALOGUE, data_root, prepared_path
+        from lipcert.data.catalog import CATALOG, data_root, prepared_path
 
         if self.json:
             listed = {
@@ -44,13 +44,13 @@ class ListData:
                     "shape": list(known.shape),
                     "prepared": known.name == "digits" or prepared_path(known.name, self.root).is_file(),
                 }
-                for known in CATALOGUE.values()
+                for known in CATALOG.values()
             }
             print(json.dumps(listed, indent=2))
             return 0
 
         table = Table("name", "classes", "images", "size", "prepared")
-        for known in CATALOGUE.values():
+        for known in CATALOG.values():
             path = prepared_path(known.name, self.root)
             table.add_row(
                 known.name,
@@ -90,7 +90,7 @@ class GetData:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-        from lipcert.data.catalogue import entry, prepared_path
+        from lipcert.data.catalog import entry, prepared_path
 
         known = entry(self.name)
         if known.name == "digits":

@@ -15,7 +15,7 @@ from lipcert.training.config import TrainConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lipcert.training.loop import Step
+    from lipcert.training.loop import CountHits, Step
 
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "1": 1.0}
 
@@ -121,17 +121,29 @@ def one_line_of(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def certified_sums(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Natural and certified hits of one batch, in real arithmetic, for nn.Sequential(backbone, head)."""
+def certified_sums(model: nn.Module) -> CountHits:
+    """Return a function that finds the natural and certified hits of a batch, in real arithmetic.
+
+    ``model`` is nn.Sequential(backbone, head). It is frozen once, so that no batch computes T again.
+    """
+    from torch import nn
+
     import lipcert as lc
     from lipcert.certification.radius import certified_radii
 
     backbone, head = model.children()
-    logits = model(inputs)
-    assert isinstance(head, (lc.NormalizedHead, lc.FirstLogits))  # what models.build makes
-    radii = certified_radii(logits, labels, head.pairwise_bound() * lc.lipschitz_bound(backbone))
-    certified = {f"certified {name}": radii > radius for name, radius in RADII.items()}
-    return {"natural": logits.argmax(dim=1) == labels, **certified}
+    assert isinstance(head, (lc.NormalizedHead, lc.layers.FirstLogits))  # what models.build makes
+    pairwise = head.pairwise_bound() * lc.lipschitz_bound(backbone)
+    # A new Sequential: mixed precision replaces the forward of the one it trains.
+    frozen = lc.freeze(nn.Sequential(backbone, head))
+
+    def count_hits(inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = frozen(inputs)
+        radii = certified_radii(logits, labels, pairwise)
+        certified = {f"certified {name}": radii > radius for name, radius in RADII.items()}
+        return {"natural": logits.argmax(dim=1) == labels, **certified}
+
+    return count_hits
 
 
 class _Bar:

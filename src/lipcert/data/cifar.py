@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcert.data.catalogue import CIFAR10
+from lipcert.data.catalog import CIFAR10
 from lipcert.data.dataset import ImageData, Split, image_data
 from lipcert.data.files import Files
 from lipcert.data.images import decode
@@ -27,7 +27,7 @@ SIDE, PIXELS, BYTES = 32, 1024, 3072
 MOST_CLASSES, LONGEST_NAME = 256, 256  # a label is one byte
 
 
-def recognises(names: Iterable[str]) -> bool:
+def recognizes(names: Iterable[str]) -> bool:
     last = {name.rsplit("/", 1)[-1] for name in names}
     return {"train", "test", "meta"} <= last or any(
         {f"{batch}{ending}" for ending in ("", ".bin", ".png")} & last

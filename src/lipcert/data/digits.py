@@ -33,5 +33,5 @@ def load_digits(split: Split) -> ImageData:
                 f"digits.npz: expected sha256 {expected[:12]}… for {name}, got {found[:12]}…. Reinstall lipcert."
             )
     part = slice(None, TRAINING_IMAGES) if split == "train" else slice(TRAINING_IMAGES, None)
-    grey = np.rint(arrays["images"][part] * (255 / 16)).astype(np.uint8)
-    return image_data(grey[:, None], arrays["labels"][part], tuple("0123456789"), "digits", split)
+    gray = np.rint(arrays["images"][part] * (255 / 16)).astype(np.uint8)
+    return image_data(gray[:, None], arrays["labels"][part], tuple("0123456789"), "digits", split)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lipcert.data import idx
-from lipcert.data.catalogue import Entry
+from lipcert.data.catalog import Entry
 from lipcert.data.files import LARGEST_FILE, check_size
 from lipcert.errors import DataNotFound
 
@@ -28,7 +28,7 @@ def installed(known: Entry, share: Path = SHARE) -> Path | None:
     """The folder in which a distribution's package put the idx files, if it did."""
     for pattern in known.installed:
         for folder in sorted(share.glob(pattern)):
-            if folder.is_dir() and idx.recognises(path.name for path in folder.iterdir()):
+            if folder.is_dir() and idx.recognizes(path.name for path in folder.iterdir()):
                 return folder
     return None
 

@@ -20,7 +20,7 @@ SPLITS = {"train": "train", "test": "test", "val": "test", "validation": "test"}
 LAYOUT = "train/<class>/*.png and test/<class>/*.png"
 
 
-def recognises(names: Iterable[str]) -> bool:
+def recognizes(names: Iterable[str]) -> bool:
     return any(_place(name) for name in names)
 
 

@@ -23,7 +23,7 @@ NAME = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
 PREFIX = {"train": "train", "test": "t10k"}
 
 
-def recognises(names: Iterable[str]) -> bool:
+def recognizes(names: Iterable[str]) -> bool:
     return any(NAME.fullmatch(name.rsplit("/", 1)[-1]) for name in names)
 
 

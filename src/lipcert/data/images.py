@@ -18,8 +18,8 @@ from PIL import Image, UnidentifiedImageError
 from lipcert.data.files import LARGEST_ARRAY, check_size
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
-GREY = ("1", "L", "LA")
-COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
+GRAY = ("1", "L", "LA")
+COLOR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 LARGEST_IMAGE = 1 << 26  # pixels
 FORMATS = (
     "PNG",
@@ -48,16 +48,16 @@ def decode(data: bytes, name: str) -> NDArray[np.uint8]:  # (C, H, W), C = 1 or 
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning), _open(data) as image:
             if image.width * image.height > LARGEST_IMAGE:
                 raise ValueError(f"{image.width}×{image.height} pixels, more than {LARGEST_IMAGE:,}")
-            if image.mode not in GREY + COLOUR:
+            if image.mode not in GRAY + COLOR:
                 raise ValueError(f"pixels of kind {image.mode}")
-            grey = image.mode in GREY
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
+            gray = image.mode in GRAY
+            pixels = np.asarray(image.convert("L" if gray else "RGB"))
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{name}: expected an 8-bit image; got one that cannot be read ({reason}). Fetch or convert it again."
         ) from error
-    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+    return pixels[None] if gray else pixels.transpose(2, 0, 1)
 
 
 def _open(data: bytes) -> Image.Image:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-GREY = (0.2989, 0.587, 0.114)
+GRAY = (0.2989, 0.587, 0.114)
 CHUNK = 256  # images at a time: the planes of a step stay in the cache
 
 
@@ -38,12 +38,12 @@ def scale_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def scale_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    mean = grey(images).mean(dim=(2, 3), keepdim=True)
+    mean = gray(images).mean(dim=(2, 3), keepdim=True)
     return torch.lerp(mean, images, factor[:, None, None, None]).clamp_(0, 1)
 
 
-def blend_with_grey(images: Tensor, factor: Tensor) -> Tensor:
-    return torch.lerp(grey(images), images, factor[:, None, None, None]).clamp_(0, 1)
+def blend_with_gray(images: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(gray(images), images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -72,16 +72,16 @@ def scale_saturation(images: Tensor, factor: Tensor) -> Tensor:
     return torch.lerp(largest, images, torch.minimum(factor[:, None, None, None], limit)).clamp_(0, 1)
 
 
-def grey(images: Tensor) -> Tensor:  # (N, C, H, W) → (N, 1, H, W)
+def gray(images: Tensor) -> Tensor:  # (N, C, H, W) → (N, 1, H, W)
     if images.shape[1] == 1:
         return images
     red, green, blue = images.split(1, dim=1)
-    return (GREY[0] * red).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
+    return (GRAY[0] * red).add_(green, alpha=GRAY[1]).add_(blue, alpha=GRAY[2])
 
 
 STEPS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     scale_brightness,
     scale_contrast,
-    blend_with_grey,
+    blend_with_gray,
     shift_hue,
 )

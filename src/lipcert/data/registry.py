@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lipcert.data import cifar, folder, idx, npz, store, tiny_imagenet
-from lipcert.data.catalogue import CATALOGUE, Entry, entry, prepared_path, unknown
+from lipcert.data.catalog import CATALOG, Entry, entry, prepared_path, unknown
 from lipcert.data.dataset import Checksums, ImageData, Split
 from lipcert.data.digits import load_digits
 from lipcert.data.files import Files, open_files
@@ -34,7 +34,7 @@ def load_data(
     """
     one_of("split", split, SPLITS)
     name = os.fspath(name_or_path)
-    if name in CATALOGUE and isinstance(name_or_path, str):
+    if name in CATALOG and isinstance(name_or_path, str):
         return _load_named(name, split, root)
     path = Path(name).expanduser()
     if not path.exists():
@@ -107,7 +107,7 @@ def _load_named(name: str, split: Split, root: str | os.PathLike[str] | None) ->
             "or set LIPCERT_DATA to the folder that has it."
         )
     data = store.read(path, name, split)
-    verify(CATALOGUE[name], data)
+    verify(CATALOG[name], data)
     return data
 
 
@@ -120,7 +120,7 @@ def _load_path(path: Path, split: Split) -> ImageData:
 
 def _reader(files: Files) -> Callable[[Files, Split], ImageData]:
     for form in FORMATS:
-        if form.recognises(files.names):
+        if form.recognizes(files.names):
             return form.read
     raise DataNotFound(
         f"{files.path}: expected idx, CIFAR or TinyImageNet files, or {folder.LAYOUT}; got {len(files.names)} "

@@ -21,7 +21,7 @@ TRAIN = re.compile(r"(?:.*/)?train/(n\d+)/images/[^/]+\.JPEG")
 VALIDATION = re.compile(r"(?:.*/)?val/images/([^/]+\.JPEG)")
 
 
-def recognises(names: Iterable[str]) -> bool:
+def recognizes(names: Iterable[str]) -> bool:
     return any(name.rsplit("/", 1)[-1] == "wnids.txt" for name in names)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from lipcert.data.catalogue import CATALOGUE
+from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import ImageData
 from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.paper import SIZES, TABLE_1
@@ -75,7 +75,7 @@ def _forward(config: TrainConfig, data: ImageData) -> float:
 
 
 def steps_of(config: TrainConfig) -> int:
-    return config.epochs * -(-CATALOGUE[config.data].images["train"] // config.batch_size)
+    return config.epochs * -(-CATALOG[config.data].images["train"] // config.batch_size)
 
 
 def steps_done(out: Path, jobs: Sequence[Job]) -> int:
@@ -103,7 +103,7 @@ def estimate(
     loads, cpu, trainings = [0.0] * parallel, 0.0, 0
     for job in jobs:
         folder, cost = out / job.name, costs[key_of(job.config)]
-        test = CATALOGUE[job.config.data].images["test"]
+        test = CATALOG[job.config.data].images["test"]
         alone = shared = 0.0
         if not (folder / "summary.json").is_file():
             if diverged(folder):

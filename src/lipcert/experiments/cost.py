@@ -63,15 +63,15 @@ def _training_step(config: TrainConfig, data: ImageData) -> Callable[[], object]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(spec_of(config, data))
-    optimiser = torch.optim.Adam(model.parameters(), 1e-4, (config.beta1, config.beta2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4, (config.beta1, config.beta2))
     loss_of, labels = make_loss(config), data.labels[: config.batch_size]
     images = (data.images[: config.batch_size].float() / 255).contiguous(memory_format=torch.channels_last)
 
     def step() -> None:
         model.train()
         loss = loss_of(model, model(images), labels, 0.5)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     return step

@@ -34,7 +34,7 @@ from lipcert.frozen import (
 )
 from lipcert.layers.activation import Abs, GroupSort, MaxMin
 from lipcert.layers.shape import (
-    Centre,
+    Center,
     Normalize,
     PadChannels,
     PadImage,
@@ -365,7 +365,7 @@ def _conv(fields: _Fields) -> nn.Module:
 
 
 _MAKERS: dict[str, Callable[[_Fields], nn.Module]] = {
-    "centre": lambda fields: Centre(fields.narrow("mean")),
+    "centre": lambda fields: Center(fields.narrow("mean")),
     "normalize": _normalize,
     "pad_channels": lambda fields: PadChannels(fields.integer("channels")),
     "pad_image": lambda fields: PadImage(fields.integer("multiple")),

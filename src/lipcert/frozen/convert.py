@@ -60,7 +60,7 @@ KEPT = (
     shape.SpaceToDepth,
     shape.ScaledAvgPool2d,
     shape.L2Pool2d,
-    shape.Centre,
+    shape.Center,
     shape.Normalize,
     shape.Scale,
     activation.MaxMin,

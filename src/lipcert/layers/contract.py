@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
 from lipcert.intact import Fixed, all_finite, compiled_module, require_intact
-from lipcert.layers.sharing import Keeper
 
 
 class LipschitzLayer(Fixed, abc.ABC):
@@ -50,10 +48,6 @@ class BoundedLayer(LipschitzLayer):
     bias: nn.Parameter | None
     bound: Bound
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keeper = Keeper()
-
     @abc.abstractmethod
     def arrange(self, weight: Tensor) -> Columns:
         """The columns of W, from a weight as it is stored."""
@@ -67,9 +61,10 @@ class BoundedLayer(LipschitzLayer):
         return self.bound.prepare(self.weight)
 
     def bounded(self, unit: Tensor) -> tuple[Columns, Tensor]:
-        """The columns to use and diag(T) for Ŵ = ``unit``, or what they were before (``sharing``)."""
+        """Return the columns to use and diag(T) for Ŵ = ``unit``."""
         self.require_bound()
-        return self.keeper.ask(self.bound, self.arrange(unit), lambda: self.arrange(self.prepared()[0]))
+        result: tuple[Columns, Tensor] = self.bound(self.arrange(unit))
+        return result
 
     def require_bound(self) -> None:
         """Raise ``NotCertified`` if the bound is not made for this weight; someone may have assigned another."""
@@ -78,15 +73,6 @@ class BoundedLayer(LipschitzLayer):
                 f"{type(self.bound).__name__} is a bound for dense weights, but {type(self).__name__} is a "
                 "convolution. Use bound='sll'."
             )
-
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            self.keeper.kept = None  # a copy of the weight, which training would not use
-        return super().train(mode)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.__dict__.setdefault("keeper", Keeper())  # a layer pickled before there was one
 
     @abc.abstractmethod
     def check(self, x: Tensor) -> None:

@@ -15,7 +15,7 @@ from lipcert.activations import SlopeRestricted, slope_restricted
 from lipcert.algebra.bounds import AOL, SLL, Bound, Orthogonal, make_bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
-from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, normalise_rows, scaled_bias
+from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, normalize_rows, scaled_bias
 from lipcert.errors import one_of, positive_int
 from lipcert.layers.contract import BoundedLayer, LipschitzLayer, check_activation
 from lipcert.layers.fused import fits, sampled_residual
@@ -120,7 +120,7 @@ class Residual(Form):
 
     def prepared(self) -> tuple[Tensor, Tensor]:
         rough = isinstance(self.operator, Dense) and type(self.bound) in (AOL, SLL)  # no powers are taken
-        return normalise_rows(self.weight) if rough else super().prepared()
+        return normalize_rows(self.weight) if rough else super().prepared()
 
     def compute(self, x: Tensor) -> Tensor:
         with no_autocast(x):
@@ -140,7 +140,7 @@ class Residual(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or not isinstance(bound, SLL) or type(bound) is not SLL:
             return None
-        usable = self.activation.name == "relu" and not self.keeper.sharing and fits(x, *self.parameters())
+        usable = self.activation.name == "relu" and fits(x, *self.parameters())
         return bound if usable and bound.estimates(self.operator.outputs) else None
 
 

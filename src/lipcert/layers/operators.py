@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lipcert.activations import SlopeRestricted
 from lipcert.algebra.gram import PADDING_MODES, Columns, affine_columns, dense_columns, residual_columns
 from lipcert.algebra.orthogonal import orthonormal, squared_norm
-from lipcert.algebra.scale import at_least_float32, autocasting, normalise, transformed
+from lipcert.algebra.scale import at_least_float32, autocasting, normalize, transformed
 from lipcert.algebra.torus import MAPS, block_composition, kernel_of, symbols
 from lipcert.algebra.torus import apply as apply_symbols
 from lipcert.errors import NotCertified, one_of, positive_int
@@ -370,7 +370,7 @@ class Circular:
 
     def matrices(self, weight: Tensor) -> Tensor:  # (frequencies, outputs, inputs), complex
         """Q at half of the frequencies, of norm at most 1 but for rounding; not for ``bcop``."""
-        unit, scale = normalise(weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
+        unit, scale = normalize(weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
         made = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
         made = made * squared_norm(made.detach(), MAPS[self.method]).rsqrt()
         return made[..., : self.outputs, : self.inputs]

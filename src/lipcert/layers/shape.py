@@ -76,8 +76,6 @@ class SpaceToDepth(_Blocks):
 class PadChannels(LipschitzLayer):
     """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 
-    dim = 1  # of layers pickled before there was another
-
     def __init__(self, channels: int, dim: int = 1) -> None:
         super().__init__()
         self.channels, self.dim = positive_int("channels", channels), _axis(dim)
@@ -167,7 +165,7 @@ class Pixelwise(LipschitzLayer):
         return lipschitz_bound(self.layer)
 
 
-class Centre(LipschitzLayer):
+class Center(LipschitzLayer):
     """x − mean, per channel (dimension 1): a translation."""
 
     mean: Tensor
@@ -187,7 +185,7 @@ class Normalize(LipschitzLayer):
     """(x − mean)/std, per channel (dimension 1): its constant is 1/min(std), which is rarely 1.
 
     Dividing by std before a 1-Lipschitz network divides every certified radius by the same factor; prefer
-    ``Centre``.
+    ``Center``.
     """
 
     mean: Tensor
@@ -199,7 +197,7 @@ class Normalize(LipschitzLayer):
         if means.shape != stds.shape or not bool((stds > 0).all()):
             raise ValueError(
                 f"std must be positive, one per mean; got mean {means.tolist()} and std {stds.tolist()}. "
-                "Use Centre to subtract the mean alone."
+                "Use Center to subtract the mean alone."
             )
         self.register_buffer("mean", means.to(torch.get_default_device()))
         self.register_buffer("std", stds.to(torch.get_default_device()))

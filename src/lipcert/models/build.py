@@ -10,7 +10,7 @@ from torch import nn
 
 from lipcert.layers.forms import AffineConv2d, ResidualConv2d, ResidualLinear, orthogonal_start_
 from lipcert.layers.head import FirstLogits, NormalizedHead
-from lipcert.layers.shape import Centre, Normalize, PadChannels, PadImage, ScaledAvgPool2d, SpaceToDepth
+from lipcert.layers.shape import Center, Normalize, PadChannels, PadImage, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.families import FAMILIES
 from lipcert.models.pieces import changes_width, conv, dense
 from lipcert.models.presets import model_spec
@@ -55,7 +55,7 @@ def _start_orthogonal(backbone: nn.Module) -> None:
 
 def _front(spec: ModelSpec) -> Iterator[nn.Module]:
     mean = spec.mean or (0.5,) * spec.image_shape[0]
-    yield Centre(mean) if spec.std is None else Normalize(mean, spec.std)
+    yield Center(mean) if spec.std is None else Normalize(mean, spec.std)
     if any(size % spec.block for size in spec.image_shape[1:]):
         yield PadImage(spec.block)
 

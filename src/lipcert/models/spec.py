@@ -84,19 +84,19 @@ class ModelSpec(BaseModel):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSpec:
-        colours = self.image_shape[0]
+        colors = self.image_shape[0]
         if min(self.image_shape) < 1:
             raise ValueError(f"image_shape must be (channels, height, width), all positive; got {self.image_shape}")
-        if self.channels < colours * self.stem**2:
+        if self.channels < colors * self.stem**2:
             raise ValueError(
-                f"channels must be at least the image channels times stem², {colours * self.stem**2}; got "
+                f"channels must be at least the image channels times stem², {colors * self.stem**2}; got "
                 f"{self.channels}"
             )
         if self.layout != "flat":
             self._require_layout()
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if values is not None and len(values) != colours:
-                raise ValueError(f"{name} must have one value per image channel, {colours}; got {len(values)}")
+            if values is not None and len(values) != colors:
+                raise ValueError(f"{name} must have one value per image channel, {colors}; got {len(values)}")
         return self
 
     def _require_layout(self) -> None:

@@ -88,7 +88,7 @@ def _at_least_1(slope: float) -> float:
     return 1.0 if size <= 1 else size  # NaN stays NaN
 
 
-def _centre(module: shape.Centre, shape_in: Shape) -> Operation:
+def _centre(module: shape.Center, shape_in: Shape) -> Operation:
     op.require_one_each(shape_in[0], mean=module.mean)
     error = relative_error(2, 1.0, op.bias_norm(module.mean, None, math.prod(shape_in[1:])))
     fields = {"mean": module.mean}
@@ -231,7 +231,7 @@ RULES: dict[type, Callable[[Any, Shape], Operation]] = {
     shape.TakeChannels: _take,
     shape.PadImage: _exact("pad_image", multiple="multiple"),
     shape.SpaceToDepth: _exact("space_to_depth", block="block"),
-    shape.Centre: _centre,
+    shape.Center: _centre,
     shape.Normalize: _normalize,
     shape.Scale: _scale,
     activation.MaxMin: _group_sort,

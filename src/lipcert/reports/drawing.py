@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from lipcert.reports.theme import SHAPES, dash, light, run_colour
+from lipcert.reports.theme import SHAPES, dash, light, run_color
 
 NARROW = 480  # below it panels stand on each other instead of side by side
 
@@ -41,7 +41,7 @@ def styles(runs: list[dict[str, Any]], width: int, on_page: bool) -> dict[str, A
         return alt.Scale(domain=names, range=values)
 
     return {
-        "color": alt.Color("run:N", scale=scale([light(run_colour(i)) for i in every]), legend=legend),
+        "color": alt.Color("run:N", scale=scale([light(run_color(i)) for i in every]), legend=legend),
         "strokeDash": alt.StrokeDash("run:N", scale=scale([dash(i) for i in every]), legend=legend),
     }
 
@@ -50,13 +50,13 @@ def markers(rows: list[dict[str, Any]], x: alt.X, y: alt.Y, *, size: int, filled
     """One layer per run, in its colour and shape: as values, so that the legend stays one of lines."""
     layers = []
     for position in sorted({row["position"] for row in rows}):
-        colour, shape = light(run_colour(position)), SHAPES[position % len(SHAPES)]
+        color, shape = light(run_color(position)), SHAPES[position % len(SHAPES)]
         edge = {"stroke": light("surface"), "strokeWidth": 1} if filled else {"strokeWidth": 2}
         mark: dict[str, Any] = {
             "filled": filled,
             "size": size,
             "opacity": 1,
-            "color": colour,
+            "color": color,
             "shape": shape,
             **edge,
         }

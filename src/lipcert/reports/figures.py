@@ -9,7 +9,7 @@ import altair as alt
 
 from lipcert.reports.drawing import NARROW, Figure, markers, percent_axis, radius_axis, styles, values
 from lipcert.reports.layer_figures import spectra, tightness
-from lipcert.reports.theme import light, run_colour
+from lipcert.reports.theme import light, run_color
 
 MOST_DOTS = 60  # epochs with a marker each; of longer trainings the last one has one
 
@@ -53,7 +53,7 @@ def _certified(report: dict[str, Any]) -> Figure:
     def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
         x = radius_axis("radius", "L2 radius of the perturbation", largest, width)
         style = styles(runs, width, on_page)
-        colour, dashes = style["color"], style["strokeDash"]
+        color, dashes = style["color"], style["strokeDash"]
         named = alt.Chart(values(_apart(marks, 52 * largest / width)))
         layers = [
             alt.Chart(values(marks)).mark_rule(color=light("rule"), strokeWidth=1).encode(x=x),
@@ -62,11 +62,11 @@ def _certified(report: dict[str, Any]) -> Figure:
             ),
             alt.Chart(values(lines))
             .mark_line(strokeWidth=2.2)
-            .encode(x=x, y=percent_axis("accuracy"), color=colour, strokeDash=dashes),
+            .encode(x=x, y=percent_axis("accuracy"), color=color, strokeDash=dashes),
         ]
         if points:
             stems = alt.Chart(values(points)).mark_rule(strokeWidth=1.4)
-            layers.append(stems.encode(x=x, y="certified:Q", y2="attacked:Q", color=colour))
+            layers.append(stems.encode(x=x, y="certified:Q", y2="attacked:Q", color=color))
             layers += markers(points, x, alt.Y("attacked:Q"), size=70)
         if on_page:
             cursor = alt.Chart(values([{"radius": 36 / 255}]), name="cursor")
@@ -136,7 +136,7 @@ def _bars(position: int, run: dict[str, Any], width: int) -> Any:
     ]
     x = radius_axis("low", None, each * len(rows), width)
     bars = alt.Chart(values(rows)).mark_bar(
-        color=light(run_colour(position)), binSpacing=0, stroke=light("surface"), strokeWidth=1
+        color=light(run_color(position)), binSpacing=0, stroke=light("surface"), strokeWidth=1
     )
     layers = [bars.encode(x=x, x2="high:Q", y=percent_axis("share", zero=True), y2="zero:Q")]
     if median is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 
 from lipcert.reports.drawing import NARROW, Figure, values
-from lipcert.reports.theme import light, run_colour
+from lipcert.reports.theme import light, run_color
 
 MOST_LAYERS = 24  # small multiples per run; the table has every layer
 
@@ -34,7 +34,7 @@ def tightness(runs: list[dict[str, Any]]) -> Figure:
 
 
 def _shares(position: int, name: str, layers: list[dict[str, Any]], width: int) -> Any:
-    colour = light(run_colour(position))
+    color = light(run_color(position))
     rows = [
         {"layer": row["name"], "share": row["share_estimate"], "mean": row["mean_share_estimate"]} for row in layers
     ]
@@ -43,9 +43,9 @@ def _shares(position: int, name: str, layers: list[dict[str, Any]], width: int) 
     domain = alt.Scale(domain=[0, max([1.04, *(row["share"] for row in rows)])], nice=False)
     y = alt.Y("share:Q", title=None, scale=domain, axis=alt.Axis(values=[0, 0.5, 1]))
     base = alt.Chart(values(rows)).encode(x=x)
-    lines = base.mark_rule(strokeWidth=2, color=colour, opacity=0.45)
-    means = base.mark_point(size=84, opacity=1, color=colour, fill=light("surface"), strokeWidth=1.8)
-    dots = base.mark_point(filled=True, size=38, opacity=1, color=colour)  # above: both are seen where they meet
+    lines = base.mark_rule(strokeWidth=2, color=color, opacity=0.45)
+    means = base.mark_point(size=84, opacity=1, color=color, fill=light("surface"), strokeWidth=1.8)
+    dots = base.mark_point(filled=True, size=38, opacity=1, color=color)  # above: both are seen where they meet
     marks = (lines.encode(y=y, y2="mean:Q"), means.encode(y=alt.Y("mean:Q")), dots.encode(y=y))
     title = alt.TitleParams(name, limit=width)
     return alt.layer(*marks).properties(width=width, height=110, title=title)
@@ -61,7 +61,7 @@ def spectra(position: int, run: dict[str, Any]) -> Figure:
     def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
         columns = 6 if width > NARROW else 3
         each = (width - 16 * (columns - 1)) // columns
-        colour = light(run_colour(position))
+        color = light(run_color(position))
         charts = []
         for i, row in enumerate(shown):
             below, first = i + columns < len(shown), i % columns == 0
@@ -73,8 +73,8 @@ def spectra(position: int, run: dict[str, Any]) -> Figure:
             base = alt.Chart(values(points)).encode(x=x, y=y)
             name = alt.Chart(values([{"text": f"{row['name']} {_short(row)}"}])).encode(text="text:N")
             layers = (
-                base.mark_area(color=colour, opacity=0.18),
-                base.mark_line(color=colour, strokeWidth=1.8),
+                base.mark_area(color=color, opacity=0.18),
+                base.mark_line(color=color, strokeWidth=1.8),
                 name.mark_text(
                     x=0, y=-7, align="left", fontWeight="bold", fontSize=11, color=light("ink"), limit=each
                 ),

@@ -16,7 +16,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from lipcert.reports.data_tables import data_tables
 from lipcert.reports.pictures import Pictures
 from lipcert.reports.render import COMPACT, WIDE, Rendered
-from lipcert.reports.theme import COLOURS, MARKERS, SHAPES, dash, run_colour
+from lipcert.reports.theme import COLORS, MARKERS, SHAPES, dash, run_color
 from lipcert.reports.verdict import percent
 
 SECTIONS = {
@@ -59,7 +59,7 @@ def html(report: dict[str, Any], rendered: list[Rendered], images: list[Pictures
         spectra=[one for name, one in figures.items() if name.startswith("spectra-")],
         tables=data_tables(report),
         pictures=images,
-        colours=COLOURS,
+        colors=COLORS,
         sections=SECTIONS,
         curves=_curves(report),
         script=script,
@@ -81,7 +81,7 @@ def short(radius: float) -> str:
 def _style(position: int) -> dict[str, Any]:
     lengths = dash(position)
     return {
-        "colour": run_colour(position),
+        "color": run_color(position),
         "dash": "none" if lengths == [1, 0] else " ".join(map(str, lengths)),
         "marker": MARKERS[SHAPES[position % len(SHAPES)]],
     }

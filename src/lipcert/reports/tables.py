@@ -1,4 +1,4 @@
-"""The same table for a terminal, for Markdown and for LaTeX: a header and lines of text."""
+"""A table for a terminal and for Markdown, from a header and lines of text; text escaped for LaTeX."""
 
 from __future__ import annotations
 
@@ -27,23 +27,6 @@ def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str
     """For Markdown."""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (header, *lines)]
     return "\n".join([rows[0], "|---" + "|---:" * (len(header) - 1) + "|", *rows[1:]])
-
-
-def latex_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """For LaTeX with booktabs."""
-    body = [" & ".join(latex(cell) for cell in line) + r" \\" for line in (header, *lines)]
-    columns = "l" + "r" * (len(header) - 1)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            body[0],
-            r"\midrule",
-            *body[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
 
 
 def latex(text: str) -> str:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-COLOURS = {  # name → (light, dark)
+COLORS = {  # name → (light, dark)
     "page": ("#f7f7f4", "#0f1318"),
     "surface": ("#ffffff", "#171c23"),
     "ink": ("#1a1f26", "#e8ecf0"),
@@ -27,7 +27,7 @@ COLOURS = {  # name → (light, dark)
     "run4": ("#876000", "#e6c13a"),
     "run5": ("#5b5fc7", "#a9b2ff"),
 }
-RUN_COLOURS = [name for name in COLOURS if name.startswith("run")]
+RUN_COLORS = [name for name in COLORS if name.startswith("run")]
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 4])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 MARKERS = {  # the shapes again, as paths around the origin, for the page's own legend
@@ -44,11 +44,11 @@ SVG = "http://www.w3.org/2000/svg"
 
 
 def light(name: str) -> str:
-    return COLOURS[name][0]
+    return COLORS[name][0]
 
 
-def run_colour(position: int) -> str:
-    return RUN_COLOURS[position % len(RUN_COLOURS)]
+def run_color(position: int) -> str:
+    return RUN_COLORS[position % len(RUN_COLORS)]
 
 
 def dash(position: int) -> list[int]:
@@ -95,7 +95,7 @@ def themed_svg(svg: str, name: str, title: str, description: str) -> str:
     """An SVG for the page: colours as variables, ids of its own, a title and a description, any width."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(svg)
-    variables = {value: f"var(--{key})" for key, (value, _) in COLOURS.items()}
+    variables = {value: f"var(--{key})" for key, (value, _) in COLORS.items()}
     for element in root.iter():
         for key, value in list(element.attrib.items()):
             if key in ("fill", "stroke"):

@@ -39,7 +39,8 @@ from lipcert.training.config import TrainConfig, learning_rate_factor
 from lipcert.training.memory import peak_bytes
 from lipcert.training.objective import make_loss
 
-Evaluate = Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]  # model, inputs, labels → sums over examples
+CountHits = Callable[[Tensor, Tensor], dict[str, Tensor]]  # inputs, labels → for each name, what each example adds
+Evaluate = Callable[[nn.Module], CountHits]  # called once per evaluation, so that it can prepare the network
 
 
 class Diverged(ValueError):
@@ -95,8 +96,8 @@ def train(
     spec = spec_of(config, training)
     torch.manual_seed(config.seed)
     model = build(spec)
-    optimiser = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
-    model, optimiser = accelerator.prepare(model, optimiser)
+    optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
+    model, optimizer = accelerator.prepare(model, optimizer)
     plain = accelerator.unwrap_model(model)
     average = {k: v.clone() for k, v in plain.state_dict().items()} if config.ema is not None else None
 
@@ -111,7 +112,7 @@ def train(
                 "another --out."
             )
         plain.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        optimizer.load_state_dict(state["optimiser"])
         average = {k: v.clone() for k, v in state["average"].items()} if average is not None else None
         step, sums = state["step"], state["sums"]
         rows = [row for row in read_metrics(folder) if row["step"] <= step]
@@ -128,7 +129,7 @@ def train(
             "spec": spec.model_dump_json(),
             "model": plain.state_dict(),
             "average": average or {},
-            "optimiser": optimiser.state_dict(),
+            "optimiser": optimizer.state_dict(),
             "step": step,
             "sums": dict(sums),
         }
@@ -147,7 +148,7 @@ def train(
             epoch, index = divmod(step, steps_per_epoch)
             batch = _order(config.seed, epoch, len(images))[index * config.batch_size :][: config.batch_size]
             inputs, labels = _share(config, augment, accelerator, images[batch], training.labels[batch], step)
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 factor = learning_rate_factor((step + 1) / total, config.schedule)
                 group["lr"] = config.learning_rate * factor
             model.train()
@@ -161,11 +162,11 @@ def train(
                     f"the loss must stay finite; got {value} at step {step} of {total}. The state before is in "
                     f"{folder}. Lower --learning-rate or set --clip-norm."
                 )
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             accelerator.backward(loss)
             if config.clip_norm is not None:
                 accelerator.clip_grad_norm_(model.parameters(), config.clip_norm)
-            optimiser.step()
+            optimizer.step()
             if average is not None and config.ema is not None:
                 _blend(average, plain.state_dict(), config.ema)
             step += 1
@@ -261,10 +262,11 @@ def _evaluate(
     images, labels = data.images[share], data.labels[share]
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
+        count_hits = evaluate(model)
         for start in range(0, len(labels), 512):
             part = slice(start, start + 512)
             inputs = (images[part].float() / 255).to(accelerator.device, memory_format=torch.channels_last)
-            for name, value in evaluate(model, inputs, labels[part].to(accelerator.device)).items():
+            for name, value in count_hits(inputs, labels[part].to(accelerator.device)).items():
                 sums[name] = sums.get(name, 0) + value.double().sum()
     if kept is not None:
         model.load_state_dict(kept)

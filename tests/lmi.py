@@ -24,12 +24,9 @@ from torch import Tensor
 def theorem4_matrix(h: Tensor, g: Tensor, w: Tensor, lam: Tensor) -> Tensor:
     """The matrix of Theorem 4 for H (k, m), G (k, n), W (m, n), λ (n,), in float64: (m+n, m+n)."""
     h, g, w, lam = (part.detach().double() for part in (h, g, w, lam))
-    m, n = w.shape
-    if h.shape[1] != m or g.shape[1] != n or h.shape[0] != g.shape[0] or lam.shape != (n,):
-        raise ValueError(
-            "H, G, W, λ must have shapes (k, m), (k, n), (m, n), (n,); got "
-            f"{tuple(h.shape)}, {tuple(g.shape)}, {tuple(w.shape)}, {tuple(lam.shape)}. Transpose W if it is Wᵀ."
-        )
+    (k, m), n = h.shape, len(lam)
+    assert g.shape == (k, n)
+    assert w.shape == (m, n)
     cross = -h.mT @ g - w * lam
     top = torch.cat([torch.eye(m, dtype=w.dtype, device=w.device) - h.mT @ h, cross], dim=1)
     bottom = torch.cat([cross.mT, 2 * torch.diag(lam) - g.mT @ g], dim=1)
@@ -40,7 +37,7 @@ def theorem4_matrix(h: Tensor, g: Tensor, w: Tensor, lam: Tensor) -> Tensor:
 def condition_matrix(w: Tensor, t: Tensor) -> Tensor:
     """T − WᵀW of Theorem 1 for W (m, n) and diag(T) (n,), in float64."""
     w, t = w.detach().double(), t.detach().double()
-    _check_diagonal("T", w, t)
+    assert t.shape == (w.shape[1],)
     gram = w.mT @ w
     return torch.diag(t) - (gram + gram.mT) / 2
 
@@ -48,7 +45,7 @@ def condition_matrix(w: Tensor, t: Tensor) -> Tensor:
 def singular_condition_matrix(w: Tensor, gamma: Tensor) -> Tensor:
     """Γ − ΓWᵀWΓ of Theorem 6 for W (m, n) and diag(Γ) (n,), in float64; Γ_i = 0 is allowed."""
     w, gamma = w.detach().double(), gamma.detach().double()
-    _check_diagonal("Γ", w, gamma)
+    assert gamma.shape == (w.shape[1],)
     gram = (w * gamma).mT @ (w * gamma)
     return torch.diag(gamma) - (gram + gram.mT) / 2
 
@@ -75,11 +72,3 @@ def holds(matrix: Tensor, *, terms: float = 0.0) -> bool:
     if not math.isfinite(size):
         return False
     return smallest_eigenvalue_estimate(matrix) >= -len(matrix) * torch.finfo(matrix.dtype).eps * size
-
-
-def _check_diagonal(name: str, w: Tensor, diagonal: Tensor) -> None:
-    if w.ndim != 2 or diagonal.shape != (w.shape[1],):
-        raise ValueError(
-            f"expected W (m, n) and the diagonal of {name}, (n,); got {tuple(w.shape)} and "
-            f"{tuple(diagonal.shape)}. Transpose W if it is Wᵀ."
-        )

@@ -52,7 +52,7 @@ class Entry:
         return sum(self.images.values()) * (channels * height * width + 2)
 
 
-CATALOGUE = {
+CATALOG = {
     entry.name: entry
     for entry in (
         Entry(
@@ -154,19 +154,19 @@ CATALOGUE = {
 
 def entry(name: str) -> Entry:
     """The data set called ``name``, else an error that suggests one."""
-    if name in CATALOGUE:
-        return CATALOGUE[name]
+    if name in CATALOG:
+        return CATALOG[name]
     raise DataNotFound(unknown(name))
 
 
 def unknown(name: str) -> str:
     """What to say about a name that is none."""
-    plain = {known.replace("_", ""): known for known in CATALOGUE}
+    plain = {known.replace("_", ""): known for known in CATALOG}
     key = name.lower().replace("-", "").replace("_", "").replace(" ", "")
     close = difflib.get_close_matches(key, plain, n=2, cutoff=0.6)
     hint = f"Did you mean {' or '.join(plain[match] for match in close)}? " if close else ""
     return (
-        f"expected the name of a data set, one of {list(CATALOGUE)}, or a path to one; got {name!r}. "
+        f"expected the name of a data set, one of {list(CATALOG)}, or a path to one; got {name!r}. "
         f"{hint}A folder of images or an .npz file is named by its path."
     )
 

@@ -1,0 +1,38 @@
+# The public names of lipcert. ``__init__.py`` reads this file, so that each name is listed here and nowhere else.
+
+from . import layers as layers
+from . import losses as losses
+from . import testing as testing
+from .algebra import bounds as bounds
+from .attacks.attack import attack as attack
+from .certification.certify import certify as certify
+from .certification.certify import output_interval as output_interval
+from .certification.filtered import FilteredClassifier as FilteredClassifier
+from .certification.radius import certified_radii as certified_radii
+from .data.registry import load_data as load_data
+from .errors import NotCertified as NotCertified
+from .exports.export import export as export
+from .exports.files import load_frozen as load_frozen
+from .exports.hub import CertifiedModel as CertifiedModel
+from .frozen import freeze as freeze
+from .layers.contract import lipschitz_bound as lipschitz_bound
+from .layers.forms import AffineConv2d as AffineConv2d
+from .layers.forms import AffineLinear as AffineLinear
+from .layers.forms import GeneralConv2d as GeneralConv2d
+from .layers.forms import GeneralLinear as GeneralLinear
+from .layers.forms import OrthogonalConv2d as OrthogonalConv2d
+from .layers.forms import OrthogonalLinear as OrthogonalLinear
+from .layers.forms import OrthogonalResidualConv2d as OrthogonalResidualConv2d
+from .layers.forms import ResidualConv2d as ResidualConv2d
+from .layers.forms import ResidualLinear as ResidualLinear
+from .layers.forms import SandwichConv2d as SandwichConv2d
+from .layers.forms import SandwichLinear as SandwichLinear
+from .layers.head import NormalizedHead as NormalizedHead
+from .models.build import create_model as create_model
+from .models.presets import list_models as list_models
+from .models.presets import register_model as register_model
+from .proofs.audit import audit as audit
+from .proofs.rules import register_rule as register_rule
+from .training.checkpoint import load_model as load_model
+
+__version__: str
