@@ -8,9 +8,14 @@ import hashlib
 import itertools
 import json
 import math
+import os
+import shutil
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -125,7 +130,7 @@ class Builder:
         if Fraction(self.lipschitz) < total:
             self.lipschitz = math.nextafter(self.lipschitz, math.inf)
         nodes = self.build(folder)
-        f = checker.forward(nodes, self.images.astype(float), np.zeros(len(self.images)), checker.FLOAT64).value
+        f = checker.forward(nodes, self.images.astype(float), np.zeros(len(self.images)), checker.FLOAT64)[0]
         weight = self.tensors[end["weight"]].astype(float) if head else np.eye(f.shape[1])
         self.claims = []
         for i, row in enumerate(f):
@@ -238,9 +243,8 @@ def residual(kind, shape, activation="relu", witness=True, axis=0, groups=1, n=4
         base = circular(n, shape)
     f = base.fields
     dense = jacobian(lambda x: base.torch(x), torch.zeros(1, *shape, dtype=torch.float64))
-    count = n * max(1, len(dense) // n // n) if False else n
-    gamma = np.full(count, 0.5 / np.linalg.norm(np.abs(dense), 2) ** 2).astype(np.float32)
-    gamma = gamma * RNG.uniform(0.5, 1, count).astype(np.float32)
+    gamma = np.full(n, 0.5 / np.linalg.norm(np.abs(dense), 2) ** 2).astype(np.float32)
+    gamma = gamma * RNG.uniform(0.5, 1, n).astype(np.float32)
 
     def run(x):
         with torch.enable_grad():
@@ -254,7 +258,7 @@ def residual(kind, shape, activation="relu", witness=True, axis=0, groups=1, n=4
 
     fields = f | {"gamma": gamma, "activation": activation}
     if kind != "circular":
-        fields["witness"] = np.exp(0.1 * RNG.standard_normal(count)) if witness else None
+        fields["witness"] = np.exp(0.1 * RNG.standard_normal(n)) if witness else None
     return Case(shape, f"residual_{kind}", fields, run, constant=1.0, extra={"jacobian": False})
 
 
@@ -270,7 +274,7 @@ def circular(n, shape):
     def run(x):
         r, c, k = t(rows, x), t(columns, x), t(blocks, x).reshape(h, w, 2, 2, n, 2, 2, m)
         z = torch.einsum("yh,nchw,xw->ncyx", r, x, c).reshape(len(x), m, h, 2, w, 2)
-        y = torch.einsum("ijabocdm,bmicjd->boiajb" if False else "ijpqoabm,zmiajb->zoipjq", k, z)
+        y = torch.einsum("ijpqoabm,zmiajb->zoipjq", k, z)
         y = y.reshape(len(x), n, 2 * h, 2 * w)
         return torch.einsum("yh,ncyx,xw->nchw", r, y, c) + t(b, x)[:, None, None]
 
@@ -545,15 +549,14 @@ def test_the_error_bound_holds_in_float32(name, tmp_path):
         builder = build_case(case, lipschitz=case.constant or BIG, scale=scale, count=20)
         first = builder.build(tmp_path / "c")[:1]
         if not case.constant:
-            first[0].claimed = first[0].proved
             builder = build_case(case, lipschitz=first[0].proved, scale=scale, count=20)
             first = builder.build(tmp_path / "c")[:1]
         x = builder.images
         with np.errstate(all="ignore"):
-            state = checker.forward(first, x.astype(float), np.zeros(len(x)), checker.FLOAT32)
+            value, err, _ = checker.forward(first, x.astype(float), np.zeros(len(x)), checker.FLOAT32)
         theirs = case.torch(torch.tensor(x)).detach().double().numpy()
-        away = np.linalg.norm((theirs - state.value).reshape(len(x), -1), axis=1)
-        assert (away <= state.err).all()
+        away = np.linalg.norm((theirs - value).reshape(len(x), -1), axis=1)
+        assert (away <= err).all()
 
 
 # --- Rounding, against exact numbers ---
@@ -724,7 +727,7 @@ def branches(seed=0, head=True):
     return dense(b, 3, 5, name="head") if head else b
 
 
-def run_branches(b, dtype=torch.float64):
+def run_branches(b):
     def layer(x, name):
         node = next(node for node in b.nodes if node["name"] == name)
         return F.linear(x, *(torch.tensor(b.tensors[node[key]]).to(x.dtype) for key in ("weight", "bias")))
@@ -752,7 +755,7 @@ def test_a_graph_is_accepted_and_no_radius_is_larger(seed, head, tmp_path, capsy
     assert list(report.assumes) == ["gelu within 8 ulp", "tanh within 8 ulp"]
     assert [row[:2] for row in report.constants] == [(node["name"], node["op"]) for node in b.nodes]
     nodes = b.build(tmp_path / "c")
-    value = checker.forward(nodes, b.images.astype(float), np.zeros(8), checker.FLOAT64).value
+    value = checker.forward(nodes, b.images.astype(float), np.zeros(8), checker.FLOAT64)[0]
     assert np.allclose(value, run(torch.tensor(b.images.astype(float))).numpy(), atol=1e-12)
     assert verdict(path, capsys) == 0
     b.finish(tmp_path / "c", run, factor=1 + 1e-7)
@@ -775,13 +778,12 @@ def test_the_error_bound_of_a_graph_holds_everywhere_in_the_ball(tmp_path):
     nodes, run = b.build(tmp_path / "c"), run_branches(b)
     x = b.images.astype(float)
     for radius in (0.0, 1e-3, 1e4):
-        state32, state64 = (
-            checker.forward(nodes, x, np.full(8, radius), a) for a in (checker.FLOAT32, checker.FLOAT64)
-        )
+        _, err32, _ = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT32)
+        _, _, reach = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT64)
         other = torch.tensor(x + 0.99 * radius * np.eye(6)[np.arange(8) % 6])
         away = (run(other.float()).double() - run(other.float().double())).norm(dim=1).numpy()
-        assert (away <= state32.err).all()
-        assert (run(other).norm(dim=1).numpy() <= state64.reach).all()
+        assert (away <= err32).all()
+        assert (run(other).norm(dim=1).numpy() <= reach).all()
 
 
 def test_products_of_constants_are_exact_and_fast(tmp_path):
@@ -938,7 +940,7 @@ def test_each_field_replaced_is_refused_or_a_smaller_claim(name, tmp_path):
     path = builder.save(tmp_path / "c")
     original = checker.build_all(checker.read(path))
     x = builder.images.astype(float)
-    value = checker.forward(original, x, np.zeros(4), checker.FLOAT64).value
+    value = checker.forward(original, x, np.zeros(4), checker.FLOAT64)[0]
     builder.probe = {"indices": [0, 1], "logits": [[float(v).hex() for v in row] for row in value[:2]]}
     top = json.loads(builder.save(tmp_path / "c").read_text())
     start = list(CASES).index(name)
@@ -953,9 +955,9 @@ def test_each_field_replaced_is_refused_or_a_smaller_claim(name, tmp_path):
                 continue
             if report.ok and nasty != top["nodes"][0][key]:
                 nodes = checker.build_all(checker.read(path))
-                result = checker.forward(nodes, x, np.zeros(4), checker.FLOAT64).value
-                state = checker.forward(original, x, np.zeros(4), checker.FLOAT32)
-                assert np.linalg.norm(result[:2] - value[:2]) <= 2 * state.err[:2].sum() + 1e-9
+                result = checker.forward(nodes, x, np.zeros(4), checker.FLOAT64)[0]
+                _, err, _ = checker.forward(original, x, np.zeros(4), checker.FLOAT32)
+                assert np.linalg.norm(result[:2] - value[:2]) <= 2 * err[:2].sum() + 1e-9
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -1037,13 +1039,13 @@ def test_stride_and_dilation_against_singular_values(stride, dilation):
     rng = np.random.default_rng(stride * 10 + dilation)
     weight = rng.standard_normal((3, 2, 5))
     matrix = jacobian(
-        lambda x: F.conv1d(x, torch.tensor(weight), None, stride, 0, dilation), torch.zeros(1, 2, 150).double()
+        lambda x: F.conv1d(x, torch.tensor(weight), None, stride, 0, dilation), torch.zeros(1, 2, 90).double()
     )
     true = np.linalg.norm(matrix, 2)
     step = (stride // math.gcd(stride, dilation),)
     split = checker.phases(weight[None], step)
     assert checker.phases_shape((1, *weight.shape), step) == split.shape
-    proved = math.sqrt(checker.norm_squared(split, true**2 * 1.02))
+    proved = math.sqrt(checker.norm_squared(split, true**2 * 1.1))
     assert true * (1 - 1e-12) <= proved <= true * 1.1
     assert np.linalg.norm(np.abs(matrix), 2) <= checker.absolute_norm(split)
     ones = np.ones((1, 3))
@@ -1063,14 +1065,12 @@ def test_grids_in_every_dimension(sides):
     coarse, fine = (checker.norm_squared(kernel, goal) for goal in (0.0, near * 1.02))
     assert near * (1 - 1e-12) <= fine <= near * 1.02 <= coarse * 1.02
     torus = (4, 6, 3)[: len(sides)]
-    own = np.fft.fftn(np.zeros(torus))
     frequencies = itertools.product(*(np.arange(size) / size for size in torus))
     taps = np.indices(sides).reshape(len(sides), -1)
     flat = kernel.reshape(2, 2, 3, -1)
     exact = max(
         np.linalg.norm(flat[i] @ np.exp(2j * np.pi * np.array(f) @ taps), 2) for f in frequencies for i in range(2)
     )
-    assert own.shape == torus
     found = math.sqrt(checker.norm_squared(kernel, exact**2 * (1 + 1e-9), torus))
     assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-9)
 
@@ -1092,3 +1092,259 @@ def test_fold_is_a_transposed_convolution(tmp_path):
     theirs = F.fold(torch.tensor(x).reshape(4, channels * 6, patches), size, kernel).numpy()
     assert np.allclose(node.run(x), theirs, atol=1e-12)
     assert math.sqrt(6) <= node.proved * (1 + 1e-12)
+
+
+# --- Files ---
+
+
+def with_bytes(file, function):
+    return lambda folder: (folder / file).write_bytes(function((folder / file).read_bytes()))
+
+
+def text(old, new):
+    return with_bytes("certificate.json", lambda data: data.decode().replace(old, new, 1).encode())
+
+
+def with_header(function, file="weights.safetensors"):
+    def change(data):
+        (size,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + size])
+        content = function(header)
+        content = content if isinstance(content, bytes) else json.dumps(content or header).encode()
+        return struct.pack("<Q", len(content)) + content + data[8 + size :]
+
+    return with_bytes(file, change)
+
+
+def tensor(**values):
+    return with_header(lambda header: header["t0"].update(values))
+
+
+def flip(data):
+    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+def overlap(header):
+    header["t1"].update(data_offsets=header["t0"]["data_offsets"], shape=header["t0"]["shape"])
+
+
+def link(folder):
+    (folder.parent / "elsewhere").mkdir()
+    shutil.move(folder / "weights.safetensors", folder.parent / "elsewhere" / "w")
+    (folder / "weights.safetensors").symlink_to(folder.parent / "elsewhere" / "w")
+
+
+def replace_by(make):
+    def function(folder):
+        (folder / "weights.safetensors").unlink()
+        make(folder / "weights.safetensors")
+
+    return function
+
+
+W, C = "weights.safetensors", "certificate.json"
+FILES = {  # what is done to the files, and the verdict
+    "tensor byte": (1, with_bytes(W, flip)),
+    "image byte": (1, with_bytes("inputs.safetensors", flip)),
+    "hash": (1, text('"t0": "', '"t0": "0')),
+    "hash of the inputs": (1, text('"sha256": "', '"sha256": "0')),
+    "dtype with the same bytes": (2, tensor(dtype="I32")),
+    "empty weights": (2, with_bytes(W, lambda d: b"")),
+    "seven bytes": (2, with_bytes(W, lambda d: d[:7])),
+    "header cut": (2, with_bytes(W, lambda d: d[:60])),
+    "weights cut": (2, with_bytes(W, lambda d: d[:-1])),
+    "weights longer": (2, with_bytes(W, lambda d: d + b"\0")),
+    "header length 2^62": (2, with_bytes(W, lambda d: struct.pack("<Q", 2**62) + d[8:])),
+    "header length 2^64 - 1": (2, with_bytes(W, lambda d: b"\xff" * 8 + d[8:])),
+    "header a list": (2, with_header(lambda h: [h])),
+    "header deep": (2, with_header(lambda h: b"[" * 200_000)),
+    "header with a key twice": (2, with_header(lambda h: json.dumps(h).encode().replace(b'"t1"', b'"t0"', 1))),
+    "header with bad metadata": (2, with_header(lambda h: h.update(__metadata__=[1]))),
+    "huge shape": (2, tensor(shape=[2**40, 2**20])),
+    "huge shape and offsets": (2, tensor(shape=[2**50], data_offsets=[0, 2**52])),
+    "negative shape": (2, tensor(shape=[-3])),
+    "empty shape": (2, tensor(shape=[0], data_offsets=[0, 0])),
+    "overlap": (2, with_header(overlap)),
+    "offsets swapped": (2, tensor(data_offsets=[12, 0])),
+    "link out of the folder": (2, link),
+    "a folder": (2, replace_by(lambda path: path.mkdir())),
+    "a pipe": (2, replace_by(os.mkfifo)),
+    "no file": (2, lambda f: (f / W).unlink()),
+    "certificate a folder": (2, lambda f: ((f / C).unlink(), (f / C).mkdir())),
+    "certificate empty": (2, with_bytes(C, lambda d: b"")),
+    "certificate cut": (2, with_bytes(C, lambda d: d[:-1])),
+    "certificate longer": (2, with_bytes(C, lambda d: d + b"{}")),
+    "certificate no text": (2, with_bytes(C, lambda d: b"\xff\xfe" + d)),
+    "certificate null": (2, with_bytes(C, lambda d: b"null")),
+    "certificate deep": (2, with_bytes(C, lambda d: b"[" * 100_000 + b"]" * 100_000)),
+    "deep inside": (2, text('"claims": [', '"claims": [' + '{"a":' * 100_000)),
+    "key twice": (2, text('"norm": "L2"', '"norm": "L2", "norm": "L2"')),
+    "NaN": (2, text('"count": 8', '"count": NaN')),
+    "Infinity": (2, text('"count": 8', '"count": -Infinity')),
+    "float": (2, text('"count": 8', '"count": 8.0')),
+    "integer of a million digits": (2, text('"count": 8', '"count": 1' + "0" * 10**6)),
+    "path upwards": (2, text('"weights.safetensors"', '"../c/weights.safetensors"')),
+    "absolute path": (2, text('"weights.safetensors"', '"/etc/passwd"')),
+    "path with a null": (2, text('"weights.safetensors"', r'"weights\u0000.safetensors"')),
+    "shape of five axes": (2, text('"input_shape": [6]', '"input_shape": [1, 1, 1, 1, 6]')),
+    "lone surrogate in a name": (0, text('"name": "sorted"', r'"name": "\ud800\u001b[2J"')),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tampered_files(name, tmp_path, capsys):
+    folder = tmp_path / "c"
+    b = branches()
+    b.finish(folder, run_branches(b)).save(folder)
+    code, function = FILES[name]
+    if code == 0:  # the name is that of two nodes
+        path = folder / C
+        path.write_text(path.read_text().replace('"inputs": ["sorted"]', r'"inputs": ["\ud800\u001b[2J"]'))
+    function(folder)
+    assert verdict(folder / C, capsys) == code
+
+
+def test_the_file_runs_alone(tmp_path):
+    shutil.copy(checker.__file__, tmp_path / "check.py")
+    b = branches()
+    path = b.finish(tmp_path / "c", run_branches(b)).save(tmp_path / "c")
+    for arguments, code in (([str(path)], 0), ([str(tmp_path / "nothing.json")], 2), ([], 2)):
+        command = [sys.executable, "-I", "-W", "error", str(tmp_path / "check.py"), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+        assert result.returncode == code, result.stderr
+        assert "Traceback" not in result.stderr
+
+
+# --- What a certificate may cost ---
+
+
+MEASURE = """
+import re, resource, sys
+from pathlib import Path
+from lipcert import check
+
+used = int(re.search(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]) * 2**20,) * 2)
+try:
+    report = check.check(sys.argv[1])
+    print("ok" if report.ok else report.refuted[0])
+except check.Malformed as error:
+    print(error)
+"""
+
+
+def check_within(path, megabytes):
+    """What the checker says, in a process that may allocate so much more than it starts with."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    command = [sys.executable, "-c", MEASURE, str(path), str(megabytes)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("op", ["normalize", "batch_norm", "prelu", "select", "max_pool"])
+def test_what_a_node_keeps_does_not_grow_with_its_tensors(op, tmp_path):
+    """4 MB in 100 nodes: a gigabyte if each keeps an array of that size."""
+    size = 2**20
+    ones = np.ones(size, np.float32)
+    b = Builder((size,), count=1)
+    b.tensors["t"] = ones
+    fields = {
+        "normalize": {"mean": "t", "std": "t"},
+        "batch_norm": {"mean": "t", "variance": "t", "weight": None, "bias": None, "eps": "0x0.0p+0"},
+        "prelu": {"weight": "t"},
+        "select": {"indices": [None], "value": ONE},
+        "max_pool": {"windows": [None]},
+    }[op]
+    for i in range(10 if op == "batch_norm" else 100):
+        b.add(op, 1.0, name=f"n{i}", **fields)
+    b.add("prelu", 1.0, weight="t").add("select", 1.0, indices=[[0, 1]], value=ONE)
+    assert check_within(b.save(tmp_path / "c"), 600) == "ok"
+
+
+def certificate(nodes, tensors, shape, claims):
+    """A certificate without files: its tensors need no memory."""
+    top = {"nodes": nodes, "assumes": [], "inputs": {"divide_by": 255}}
+    images = np.broadcast_to(np.uint8(0), (claims, *shape))
+    rows = [(i, i % 10, 1.0) for i in range(claims)]
+    return checker.Certificate(top, shape, 1.0, tensors, images, rows, [0, 1], [[0.0] * 10] * 2)
+
+
+@pytest.mark.parametrize(
+    ("channels", "convolutions", "layers", "hidden", "claims"),
+    [(45, 20, 7, 2048, 10_000), (120, 70, 15, 2048, 500), (70, 120, 15, 4096, 500)],
+)
+def test_the_networks_of_the_paper_fit(channels, convolutions, layers, hidden, claims):
+    b = Builder((3, 32, 32), count=1)
+
+    def empty(*shape, dtype="f4"):
+        name = f"t{len(b.tensors)}"
+        b.tensors[name] = np.broadcast_to(np.zeros((), dtype), shape)
+        return name
+
+    def residual(op, n, *shape, **options):
+        named = {"weight": empty(n, *shape), "gamma": empty(n), "witness": empty(n, dtype="f8"), "bias": None}
+        b.add(op, **named, activation="relu", groups=1, **options)
+
+    index = [*range(3), *[-1] * (channels - 3)]
+    b.add("select", indices=[index, None, None], value="0x0.0p+0")
+    for _ in range(convolutions):
+        options = {"stride": [1, 1], "dilation": [1, 1], "padding": [[1, 1]] * 2, "padding_mode": "zeros"}
+        residual("residual_conv", 5, channels, 3, 3, **options)
+    windows = [[4 * i, 4 * i + 4] for i in range(8)]
+    b.add("pool", windows=[None, windows, windows], divisors=[None, [1] * 8, [1] * 8], factor=(0.25).hex())
+    b.flatten((64 * channels,))
+    for _ in range(layers):
+        residual("residual_linear", hidden, 64 * channels, axis=0)
+    b.add("linear", weight=empty(10, 64 * channels), bias=None, axis=0, groups=1)
+    c, budget = certificate(b.nodes, b.tensors, (3, 32, 32), claims), checker.Budget()
+    nodes = checker.plan_all(c, checker.Tensors(b.tensors), budget)
+    work = checker.other_work(c, nodes) + sum(node.prepare + node.proof for node in nodes)
+    assert 0.01 * checker.WORK <= work <= 0.5 * checker.WORK
+
+
+def test_the_work_has_a_limit_that_a_flag_raises(tmp_path, monkeypatch):
+    b = branches()
+    path = b.finish(tmp_path / "c", run_branches(b)).save(tmp_path / "c")
+    budget = checker.Budget()
+    c = checker.read(path, budget)
+    nodes = checker.plan_all(c, checker.Tensors(c.weights), budget)
+    estimate = checker.other_work(c, nodes) + sum(node.prepare + node.proof for node in nodes)
+    checker.verify(c, budget)
+    assert estimate <= budget.spent <= 3 * estimate
+    monkeypatch.setattr(checker, "WORK", estimate // 5)
+    with pytest.raises(checker.Malformed, match="multiply-adds"):
+        checker.check(path)
+    assert checker.check(path, allow=-(-budget.spent // (estimate // 5))).ok
+
+
+EXPENSIVE = {
+    "dense proofs": lambda b: [
+        b.add("linear", weight=np.zeros((4096, 4096), np.float32), bias=None, axis=0, groups=1),
+        b.nodes.extend({**b.nodes[0], "name": f"m{i}", "inputs": [f"m{i - 1}" if i else "n0"]} for i in range(999)),
+    ],
+    "rational numbers": lambda b: [
+        b.add("batch_norm", mean=np.zeros(4096, np.float32), variance="t0", weight=None, bias=None, eps=ONE),
+        b.nodes.extend(
+            {**b.nodes[0], "name": f"m{i}", "inputs": [f"m{i - 1}" if i else "n0"]} for i in range(9999)
+        ),
+        setattr(checker, "EXACT", 2**25),
+    ],
+    "overlapping windows": lambda b: [
+        b.add(
+            "pool", windows=[[[i, i + 2] for i in range(4095)] + [[4095, 4096]]], divisors=[[2] * 4096], factor=ONE
+        ),
+        b.nodes.extend({**b.nodes[0], "name": f"m{i}", "inputs": [f"m{i - 1}" if i else "n0"]} for i in range(30)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_expensive_proofs_are_refused_before_the_first_one(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(checker, "EXACT", checker.EXACT)  # it is set back afterwards
+    monkeypatch.setattr(checker, "WORK", 2**42)
+    b = Builder((4096,), count=1)
+    EXPENSIVE[name](b)
+    with pytest.raises(checker.Malformed, match="multiply-adds"):
+        checker.check(b.save(tmp_path / "c"))

@@ -23,7 +23,6 @@ import json
 import math
 import operator
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -44,6 +43,7 @@ ROUND = 1 + 2.0**-48  # = 1 + 32u: makes up for 30 roundings of sums, products, 
 KERNEL = 257  # largest side of a kernel: an orthogonal one covers its image
 FINEST = 512  # frequencies along one axis of a grid
 WAVES = 1024  # rows or columns of a circular operator
+PI = 3141592653589793238462643383279502884197169399375105820974944  # π·10⁶⁰, rounded down
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
 HUGE = 2.0**500  # a node whose values may exceed this proves nothing: below it, nothing overflows
 # Products of constants: exact up to a thousand digits, and rounded up beyond.
@@ -83,13 +83,13 @@ class Budget:
         self.allow, self.spent = allow, 0
 
     def require(self, amount: int, limit: int, what: str) -> int:
-        """Return the amount, unless it is too large."""
+        # Return the amount, unless it is too large.
         most, times = self.allow * limit, -(-amount // limit)
         need(amount <= most, f"{what} {amount:,}, and the limit is {most:,}; --allow {times} raises it")
         return amount
 
     def numbers(self, shape: Sequence[int], where: str) -> int:
-        """Return the size of an array that a node holds for one input."""
+        # Return the size of an array that a node holds for one input.
         need(min(shape) > 0, f"{where}: an empty shape, {shape}")
         return self.require(math.prod(shape), ROOM, f"{where}: the number of values for one input is")
 
@@ -133,19 +133,21 @@ def items(value: Any, where: str) -> list[Any]:
     return list(value)
 
 
-def integer(value: Any, least: int, where: str) -> int:
-    need(type(value) is int and value >= least, f"{where}: needs an integer of at least {least}")
+def integer(value: Any, least: int, where: str, most: float = math.inf) -> int:
+    need(type(value) is int and least <= value <= most, f"{where}: needs an integer from {least} to {most}")
     return int(value)
 
 
-def integers(value: Any, least: int, where: str, lengths: Sequence[int]) -> Shape:
+def integers(value: Any, least: int, where: str, lengths: Sequence[int], most: float = math.inf) -> Shape:
     need(isinstance(value, list) and len(value) in lengths, f"{where}: needs a list of {lengths} integers")
-    return tuple(integer(v, least, where) for v in value)
+    return tuple(integer(v, least, where, most) for v in value)
 
 
 def number(value: Any, where: str) -> float:
-    form = isinstance(value, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}", value)
-    need(bool(form), f"{where}: needs a number written by float.hex")
+    need(
+        bool(isinstance(value, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}", value)),
+        f"{where}: needs a number written by float.hex",
+    )
     try:
         result = float.fromhex(value)
     except OverflowError:
@@ -162,18 +164,16 @@ def constant(value: Any, where: str, least: float = 0.0) -> float:  # a Lipschit
 
 
 def regular(path: Path) -> int:  # the size of a file, which must be a regular one
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise Malformed(f"{path.name!a}: {error.strerror}") from None
-    need(stat.S_ISREG(status.st_mode), f"{path.name!a}: not a file")
-    return status.st_size
+    need(path.is_file(), f"{path.name!a}: not a file that can be read")
+    return path.stat().st_size
 
 
 def beside(folder: Path, name: Any, where: str) -> Path:
-    """A file of the folder itself, not reached through a separator, a parent or a link that leaves it."""
-    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name)
-    need(bool(plain), f"{where}: needs the plain name of a file in the same folder")
+    # A file of the folder itself, not reached through a separator, a parent or a link that leaves it.
+    need(
+        bool(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name)),
+        f"{where}: needs the plain name of a file in the same folder",
+    )
     regular(folder / name)
     need((folder / name).resolve().parent == folder.resolve(), f"{where}: {name} is a link out of the folder")
     return folder / name
@@ -194,14 +194,17 @@ def tensors_of(path: Path, budget: Budget) -> dict[str, NDArray[Any]]:
     rows, result, end = [], {}, 8 + length
     for name, entry in header.items():
         entry = fields(entry, "dtype shape data_offsets", path.name)
-        known = isinstance(entry["dtype"], str) and entry["dtype"] in DTYPES
-        need(known, f"{path.name}: dtypes are {list(DTYPES)}")
+        need(
+            isinstance(entry["dtype"], str) and entry["dtype"] in DTYPES, f"{path.name}: dtypes are {list(DTYPES)}"
+        )
         shape = integers(entry["shape"], 1, path.name, range(1, 6))
         rows.append((integers(entry["data_offsets"], 0, path.name, [2]), name, DTYPES[entry["dtype"]], shape))
     for (start, stop), name, dtype, shape in sorted(rows):
         count = math.prod(shape) * np.dtype(dtype).itemsize
-        fits = 8 + length + start == end and stop - start == count and 8 + length + stop <= size
-        need(fits, f"{path.name}: the tensors overlap, leave gaps or exceed the file")
+        need(
+            8 + length + start == end and stop - start == count and 8 + length + stop <= size,
+            f"{path.name}: the tensors overlap, leave gaps or exceed the file",
+        )
         result[name] = raw[end : end + count].view(dtype).reshape(shape)
         end += count
     need(end == size, f"{path.name}: bytes after the last tensor")
@@ -223,7 +226,7 @@ class Tensors:
         self.used: set[str] = set()
 
     def shape(self, name: Any, wanted: Shape | None, dtype: str | None = None) -> Shape:
-        """The shape of that tensor, which must be the wanted one."""
+        # The shape of that tensor, which must be the wanted one.
         need(isinstance(name, str) and name in self.stored, "a node names a tensor that does not exist")
         tensor, label = self.stored[name], f"tensor {name[:40]!a}"
         need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
@@ -232,15 +235,17 @@ class Tensors:
         return tensor.shape
 
     def take(self, name: str) -> Array:
-        """Its entries as float64."""
+        # Its entries as float64.
         if name not in self.loaded:
             tensor, label = self.stored[name], f"tensor {name[:40]!a}"
             value = np.array(tensor, dtype=np.float64)
             need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
             if tensor.dtype != np.float32:
                 size = np.abs(value[value != 0])
-                inside = bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all())
-                need(inside, f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus")
+                need(
+                    bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all()),
+                    f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus",
+                )
             self.loaded[name] = value
         return self.loaded[name]
 
@@ -304,7 +309,6 @@ def read(path: Path, budget: Budget | None = None) -> Certificate:
     images = data[source["tensor"]]
     need(images.shape == (count, *shape), f"inputs: the tensor has shape {images.shape}, not {(count, *shape)}")
     need(images.dtype == np.uint8 or (images.dtype == np.float32 and not divide), "inputs: wrong dtype")
-    items(c["assumes"], "assumes")
     lipschitz = constant(c["lipschitz"], "lipschitz")
     return Certificate(c, shape, lipschitz, weights, images, claims, asked, answers)
 
@@ -321,7 +325,7 @@ class Arithmetic(NamedTuple):
     flushed: float  # at least the root of a square that underflows
 
     def g(self, n: int) -> float:
-        """nu/(1 − nu): n roundings multiply a term by 1 + θ, |θ| ≤ g(n)."""
+        # nu/(1 − nu): n roundings multiply a term by 1 + θ, |θ| ≤ g(n).
         n += self.casts
         return n * self.u / (1 - n * self.u) * ROUND if n * self.u < 0.5 else math.inf
 
@@ -360,19 +364,12 @@ def norms(rows: Array) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def circle(order: int) -> tuple[Array, Array]:
-    """cos and sin of 2πj/order within u: integers of 160 bits, π by Machin's formula, one Taylor series, rotations.
+    """cos and sin of 2πj/order within u: integers of 160 bits, one Taylor series, rotations.
 
     The first angle errs by less than 2⁻¹⁴⁰, and each of at most 2¹⁴ rotations adds no more than that again.
     """
     one = 1 << 160
-
-    def arctan(k: int) -> int:  # of 1/k
-        power, total, sign, n = one // k, 0, 1, 1
-        while power:
-            total, power, sign, n = total + sign * (power // n), power // (k * k), -sign, n + 2
-        return total
-
-    angle = 8 * (4 * arctan(5) - arctan(239)) // order
+    angle = 2 * PI * one // (10**60 * order)
     c = s = 0
     for k, term in enumerate(itertools.accumulate(range(1, 90), lambda t, k: t * angle // (k * one), initial=one)):
         c, s = c + (term, 0, -term, 0)[k % 4], s + (0, term, 0, -term)[k % 4]
@@ -392,7 +389,7 @@ def flat_taps(kernel: Array) -> Array:
 
 
 def phases_shape(kernel: Shape, stride: Shape) -> Shape:
-    """The shape of ``phases`` of a kernel of that shape."""
+    # The shape of ``phases`` of a kernel of that shape.
     groups, n, c, *sides = kernel
     stride = tuple(map(min, stride, sides))  # a stride beyond the kernel only skips inputs
     return groups, n, c * math.prod(stride), *(-(-k // s) for k, s in zip(sides, stride, strict=True))
@@ -405,8 +402,8 @@ def phases(kernel: Array, stride: Shape) -> Array:
     groups, n, c, *sides = kernel.shape
     stride = tuple(map(min, stride, sides))
     counts, axes = phases_shape(kernel.shape, stride)[3:], len(sides)
-    padded = np.zeros((groups, n, c, *(k * s for k, s in zip(counts, stride, strict=True))))
-    padded[tuple(map(slice, (groups, n, c, *sides)))] = kernel
+    ends = [(0, k * s - side) for k, s, side in zip(counts, stride, sides, strict=True)]
+    padded = np.pad(kernel, [(0, 0), (0, 0), (0, 0), *ends])
     padded = padded.reshape(groups, n, c, *itertools.chain(*zip(counts, stride, strict=True)))
     padded = padded.transpose(0, 1, 2, *range(4, 3 + 2 * axes, 2), *range(3, 3 + 2 * axes, 2))
     return padded.reshape(groups, n, -1, *counts)
@@ -441,22 +438,21 @@ def row_sums(kernel: Array, gamma: Array, witness: Array, stride: Shape) -> floa
     """
     groups, n, _, *sides = kernel.shape
     kernel = kernel if gamma.all() else kernel * (gamma > 0).reshape(groups, n, 1, *[1] * len(sides))  # drops γ = 0
-    total, lags, zero = np.zeros((groups, n, n)), 0, (0,) * len(sides)
-    for lag in itertools.product(*(range(-((k - 1) // s) * s, k, s) for k, s in zip(sides, stride, strict=True))):
-        if lag < zero:  # C_ij[−d] = C_ji[d]
-            continue
+    total, zero = np.zeros((groups, n, n)), (0,) * len(sides)
+    lags = itertools.product(*(range(-((k - 1) // s) * s, k, s) for k, s in zip(sides, stride, strict=True)))
+    some = [lag for lag in lags if lag >= zero]  # C_ij[−d] = C_ji[d]
+    for lag in some:
         axes, every = list(zip(sides, lag, strict=True)), [slice(None)] * 3
         first = kernel[(*every, *(slice(max(0, -d), k - max(0, d)) for k, d in axes))].reshape(groups, n, -1)
         second = kernel[(*every, *(slice(max(0, d), k + min(0, d)) for k, d in axes))].reshape(groups, n, -1)
         overlap = np.abs(first @ second.swapaxes(1, 2))
         total += overlap if lag == zero else overlap + overlap.swapaxes(1, 2)
-        lags += 2
     sizes = np.abs(flat_taps(phases(kernel, stride))).sum(axis=3)  # a_ir: at most as many roundings as taps
     column, terms = witness[..., None], math.prod(kernel.shape[2:])
     rows = total @ column + g(terms) * (sizes @ (sizes.swapaxes(1, 2) @ column))
-    # On a path to an entry of ``rows`` are at most lags + n roundings in the first term, and 2·taps + n + (the
+    # On a path to an entry of ``rows`` are at most 2·lags + n roundings in the first term, and 2·taps + n + (the
     # number of r) + 1 in the second. ROUND makes up for the four that follow.
-    roundings = n + max(lags, 2 * math.prod(sides) + sizes.shape[2])
+    roundings = n + max(2 * len(some), 2 * math.prod(sides) + sizes.shape[2])
     return float((gamma / witness * rows[..., 0]).max()) * (1 + g(roundings)) * ROUND
 
 
@@ -480,30 +476,27 @@ def top_eigenvalue(matrices: Array, goal: float) -> float:
     with contextlib.suppress(np.linalg.LinAlgError):
         guess = float(np.linalg.eigvalsh(gram).max() if n <= 128 else np.linalg.norm(x, axis=1).max())
     slack = g(m) * total + U * (goal + total) + 2 * g(n) * n * goal
-    for r in sorted([goal - slack, *(guess * (1 + 2.0**-k) for k in (40, 30, 20, 10, 5, 2))]):
-        if not guess < r:
-            continue
-        shifted = r * np.eye(n) - gram
-        try:
+    candidates = [goal - slack, *(guess * (1 + 2.0**-k) for k in (40, 30, 20, 10, 5, 2))]
+    for r in sorted(value for value in candidates if guess < value):
+        with contextlib.suppress(np.linalg.LinAlgError):
+            shifted = r * np.eye(n) - gram
             factor = np.linalg.cholesky(shifted)
-        except np.linalg.LinAlgError:
-            continue
-        rest = math.sqrt(square(shifted - factor @ factor.swapaxes(1, 2)))
-        bound = r + g(m) * total + U * (r + total) + rest * (1 + 2 * U) + g(n) * square(factor) + 2.0**-900
-        if bound * ROUND <= total:
-            return bound * ROUND
+            rest = math.sqrt(square(shifted - factor @ factor.swapaxes(1, 2)))
+            bound = r + g(m) * total + U * (r + total) + rest * (1 + 2 * U) + g(n) * square(factor) + 2.0**-900
+            if bound * ROUND <= total:
+                return bound * ROUND
     return total
 
 
 def eigenvalue_work(batch: int, n: int, m: int) -> int:
-    """Work of ``top_eigenvalue``: a Gram matrix, products with vectors, some Cholesky factors, and eigenvalues."""
+    # Work of ``top_eigenvalue``: a Gram matrix, products with vectors, some Cholesky factors, and eigenvalues.
     small, large = sorted((n, m))
     eigenvalues = 12 * small if small <= 128 else 0
     return batch * (2**17 + small**2 * (large + 4 * small + eigenvalues + 2**10) + MOVE * small * large)
 
 
 def symbol_work(shape: Shape, frequencies: int, order: int) -> int:
-    """Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape."""
+    # Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape.
     groups, n, c, *sides = shape
     taps = math.prod(sides)
     symbols = groups * n * c * (2 * taps + 16 * MOVE) + 2 * MOVE * taps
@@ -511,7 +504,7 @@ def symbol_work(shape: Shape, frequencies: int, order: int) -> int:
 
 
 def norm_work(shape: Shape, torus: Shape | None) -> int:
-    """Work of ``norm_squared`` at least: without finer grids."""
+    # Work of ``norm_squared`` at least: without finer grids.
     groups, n, c, *sides = shape
     if math.prod(sides) == 1:
         return eigenvalue_work(groups, n, c)
@@ -531,24 +524,24 @@ def row_sums_work(shape: Shape, stride: Shape) -> int:
 
 
 def half(sizes: Sequence[int]) -> Shape:
-    """The frequencies of each axis that are needed: those of a real kernel come in conjugate pairs."""
+    # The frequencies of each axis that are needed: those of a real kernel come in conjugate pairs.
     return (*sizes[:-1], sizes[-1] // 2 + 1)
 
 
 def grid(sides: Sequence[int], order: int) -> Shape:
-    """The frequencies of each axis in a grid of that order; an axis with one tap needs one."""
+    # The frequencies of each axis in a grid of that order; an axis with one tap needs one.
     *first, last = sides
     return (*(order if k > 1 else 1 for k in first), order // 2 + 1 if last > 1 else 1)
 
 
 def few_frequencies(shape: Shape, torus: Shape) -> bool:
-    """Whether a circular image has so few frequencies that the symbol is taken at each of them."""
+    # Whether a circular image has so few frequencies that the symbol is taken at each of them.
     groups, n, c, *_ = shape
     return math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36
 
 
 def coarsest(sides: Sequence[int]) -> int:
-    """The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel."""
+    # The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel.
     return 2 ** max(2, (4 * max(sides) - 1).bit_length())
 
 
@@ -583,7 +576,7 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget:
     best, order, positions = math.inf, coarsest(sides), np.indices(sides).reshape(len(sides), -1)
 
     def worst_of(counts: Shape, steps: Sequence[int], order: int, shrink: float) -> float:
-        """The norm at all frequencies (j₁·steps₁, …)/order, j < counts."""
+        # The norm at all frequencies (j₁·steps₁, …)/order, j < counts.
         worst = 0.0
         for part in chunks(math.prod(counts), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
             indices = np.stack(np.unravel_index(np.arange(part.start, part.stop), counts), axis=1)
@@ -659,12 +652,10 @@ class Node:
     def plan(self) -> None:
         """Check the fields and set the shape and the work."""
 
-    def prove(self) -> float:
-        """Return a proved Lipschitz constant and set what ``error`` and ``run`` need."""
+    def prove(self) -> float:  # a Lipschitz constant; it also sets what ``error`` and ``run`` need
         return self.norm
 
-    def error(self, z: Array, a: Arithmetic) -> Array:
-        """e(Z): at least the rounding error of this node alone, for inputs of norm Z."""
+    def error(self, z: Array, a: Arithmetic) -> Array:  # e(Z): of this node alone, for inputs of norm Z
         small = (a.underflow if self.roundings else 0.0) + a.flushed * self.squares
         return a.g(self.roundings) * (self.slope * z + self.offset) + small
 
@@ -672,7 +663,7 @@ class Node:
         need(condition, f"{self.where}: {message}")
 
     def tensor(self, key: str, wanted: Shape | None = None, dtype: str | None = None) -> Shape:
-        """Return the shape of a tensor, and count the work of converting and measuring it."""
+        # The shape of a tensor. It counts the work of converting and measuring it.
         shape = self.tensors.shape(self.entry[key], wanted, dtype)
         self.prepare += 8 * MOVE * math.prod(shape)
         return shape
@@ -685,22 +676,16 @@ class Node:
         return values.reshape(-1, *[1] * (len(self.source) - 1))
 
     def read_axis(self) -> int:
-        axis = integer(self.entry["axis"], 0, self.where)
-        self.require(axis < len(self.source), f"the input has {len(self.source)} axes")
-        return axis
+        return integer(self.entry["axis"], 0, self.where, len(self.source) - 1)
 
     def per_axis(self, key: str, least: int, width: int = 0) -> dict[int, Integers]:
         """The axes of the input that have a list of integers, or a list of rows of ``width`` integers."""
-        lists = items(self.entry[key], self.where)
+        lists, where = items(self.entry[key], self.where), self.where
         self.require(len(lists) == len(self.source), f"{key} needs a list or null for each axis")
-        result: dict[int, Integers] = {}
-        for axis, values in enumerate(lists):
-            if values is not None:
-                self.require(isinstance(values, list) and len(values) > 0, f"{key} needs lists that are not empty")
-                rows = values if width else [values]
-                rows = [integers(row, least, self.where, [width or len(values)]) for row in rows]
-                result[axis] = np.array(rows if width else rows[0], dtype=np.int64)
-        return result
+        filled = {axis: items(values, where) for axis, values in enumerate(lists) if values is not None}
+        self.require(all(filled.values()), f"{key} needs lists that are not empty")
+        read = (lambda row: integers(row, least, where, [width])) if width else (lambda v: integer(v, least, where))
+        return {axis: np.array([read(value) for value in values]) for axis, values in filled.items()}
 
     def spread(self, axis: int = 0) -> float:  # at least the root of the number of positions
         return math.sqrt(self.size // self.source[axis]) * ROUND
@@ -714,8 +699,10 @@ class Rearrange(Node):
         self.order = integers(self.entry["order"], 0, self.where, [len(self.split)])
         self.shape = integers(self.entry["shape"], 1, self.where, range(1, 7))
         self.require(sorted(self.order) == list(range(len(self.split))), "order must be a permutation")
-        fits = math.prod(self.split) == math.prod(self.shape) == self.size
-        self.require(fits, f"split and shape must have the size of the input {self.source}")
+        self.require(
+            math.prod(self.split) == math.prod(self.shape) == self.size,
+            f"split and shape must have the size of the input {self.source}",
+        )
 
     def run(self, x: Array) -> Array:
         x = x.reshape(len(x), *self.split).transpose(0, *(axis + 1 for axis in self.order))
@@ -801,10 +788,14 @@ class BatchNorm(Node):
         self.require(bool((variance >= 0).all()), "the variance must not be negative")
         factor = np.abs(weight) / np.sqrt(variance + self.eps) * ROUND
         for what, values in (("variance + eps", variance + self.eps), ("a factor", factor[weight != 0])):
-            inside = bool(((values >= 1 / MODULUS) & (values <= MODULUS)).all())
-            self.require(inside, f"{what} must lie within 2^-100 and 2^100")
+            self.require(
+                bool(((values >= 1 / MODULUS) & (values <= MODULUS)).all()),
+                f"{what} must lie within 2^-100 and 2^100",
+            )
         self.offset = 2 * float(norms(np.abs(bias) + 2 * factor * np.abs(mean))) * self.spread() * ROUND
-        rows, eps = zip(weight.tolist(), variance.tolist(), strict=True), Fraction(self.eps)
+        # The largest factor is among those that are largest up to rounding.
+        near, eps = factor >= factor.max() * (1 - 2.0**-40), Fraction(self.eps)
+        rows = set(zip(weight[near].tolist(), variance[near].tolist(), strict=True))
         return root_above(max(Fraction(w) ** 2 / (Fraction(v) + eps) for w, v in rows))
 
     def run(self, x: Array) -> Array:
@@ -835,31 +826,26 @@ class Windows(Node):
     width = 3  # integers of a window
 
     def plan(self) -> None:
-        shape, self.windows = list(self.source), self.per_axis("windows", 0, self.width)
-        self.most, self.moves = 1, 4 + 8 * len(self.windows)  # most: p, the entries of one window
-        for axis, rows in self.windows.items():
-            start, stop, step = rows[:, 0], rows[:, 1], rows[:, 2] if self.width == 3 else 1
+        shape, self.windows, self.most = list(self.source), dict[int, Integers](), 1  # most: p, entries of a window
+        for axis, rows in self.per_axis("windows", 0, self.width).items():
+            start, stop, step = np.pad(rows, ((0, 0), (0, 3 - self.width)), constant_values=1).T
             self.require(bool(((start < stop) & (step > 0)).all()), "a window is empty")
-            lengths = (stop - start - 1) // step + 1
-            inside = bool((start + (lengths - 1) * step < shape[axis]).all())
-            self.require(inside, f"a window leaves an axis of size {shape[axis]}")
-            shape[axis], longest = len(rows), int(lengths.max())
-            gathered = self.budget.numbers((*shape, longest), self.where)
+            last = stop - 1 - (stop - start - 1) % step
+            self.require(bool((last < shape[axis]).all()), f"a window leaves an axis of size {shape[axis]}")
+            self.windows[axis], shape[axis] = np.stack((start, last, step)), len(rows)
+            longest = int(((last - start) // step).max()) + 1
+            gathered, self.most = self.budget.numbers((*shape, longest), self.where), self.most * longest
             self.room, self.prepare = max(self.room, gathered), self.prepare + 16 * MOVE * gathered
-            self.most *= longest
-        self.shape = tuple(shape)
-        if self.op == "l2_pool":
+        self.shape, self.moves = tuple(shape), 4 + 8 * len(self.windows)
+        if self.op == "l2_pool":  # an entry is in at most L² windows
             self.roundings, self.slope = self.most + 8, self.claimed
-            self.squares = (
-                max(1.0, self.claimed) * math.sqrt(self.size) * ROUND
-            )  # of windows on an entry: at most L²
+            self.squares = max(1.0, self.claimed) * math.sqrt(self.size) * ROUND
 
     def index(self, axis: int) -> Integers:
         """(windows, longest): the indices of each window. The size of the axis stands for none."""
-        start, stop, step = np.split(self.windows[axis], [1, 2], axis=1)
-        step = step if step.size else np.ones_like(start)
-        index = start + step * np.arange(int(((stop - start - 1) // step).max()) + 1)
-        return np.where(index < stop, index, self.source[axis])
+        start, last, step = self.windows[axis][:, :, None]
+        index = start + step * np.arange(int(((last - start) // step).max()) + 1)
+        return np.where(index <= last, index, self.source[axis])
 
     def reduce(self, function: np.ufunc, x: Array, none: float) -> Array:
         for axis in self.windows:
@@ -872,9 +858,8 @@ class Windows(Node):
         return root_above(Fraction(math.prod(map(int, shared))))
 
     def run(self, x: Array) -> Array:
-        if self.op == "max_pool":
-            return self.reduce(np.maximum, x, -math.inf)
-        return np.sqrt(self.reduce(np.add, x * x, 0.0))
+        largest = self.op == "max_pool"
+        return self.reduce(np.maximum, x, -math.inf) if largest else np.sqrt(self.reduce(np.add, x * x, 0.0))
 
 
 class Pool(Windows):
@@ -890,11 +875,15 @@ class Pool(Windows):
         super().plan()
         self.factor, self.divisors = constant(self.entry["factor"], self.where), self.per_axis("divisors", 1)
         self.roundings, self.slope = self.most + 2, self.claimed
-        same = {axis: len(rows) for axis, rows in self.windows.items()}
-        fits = self.factor > 0 and same == {axis: len(row) for axis, row in self.divisors.items()}
-        self.require(fits, "needs a positive factor, and a divisor for each window")
-        exact = math.prod(int(row.max()) for row in self.divisors.values()) <= 2**53
-        self.require(exact, "the product of the divisors must not exceed 2^53")
+        same = {axis: rows.shape[1] for axis, rows in self.windows.items()}
+        self.require(
+            self.factor > 0 and same == {axis: len(row) for axis, row in self.divisors.items()},
+            "needs a positive factor, and a divisor for each window",
+        )
+        self.require(
+            math.prod(int(row.max()) for row in self.divisors.values()) <= 2**53,
+            "the product of the divisors must not exceed 2^53",
+        )
         for axis in filter(self.overlap, self.windows):
             shape = same[axis], self.source[axis]
             self.budget.require(math.prod(shape), ENTRIES, f"{self.where}: the number of entries of a matrix is")
@@ -902,8 +891,8 @@ class Pool(Windows):
             self.proof += eigenvalue_work(1, *shape)
 
     def overlap(self, axis: int) -> bool:
-        rows = self.windows[axis][np.argsort(self.windows[axis][:, 0])]
-        return bool((rows[:-1, 1] > rows[1:, 0]).any())
+        start, last, _ = self.windows[axis][:, np.argsort(self.windows[axis][0])]
+        return bool((last[:-1] >= start[1:]).any())
 
     def prove(self) -> float:
         square, norm = Fraction(self.factor) ** 2, 1.0
@@ -915,7 +904,7 @@ class Pool(Windows):
                 goal = float(np.linalg.norm(matrix[0], 2)) ** 2 * (1 + 2.0**-29)
                 norm *= math.sqrt(norm_squared(matrix, goal, None, self.budget)) * ROUND
             else:
-                lengths = (self.windows[axis][:, 1] - self.windows[axis][:, 0]).tolist()
+                lengths = (self.windows[axis][1] - self.windows[axis][0] + 1).tolist()
                 square *= max(Fraction(n, d**2) for n, d in set(zip(lengths, divisors.tolist(), strict=True)))
         return root_above(square) if norm == 1 else root_above(square) * norm * ROUND
 
@@ -1045,10 +1034,7 @@ class Combination(Node):
         return above(sum(map(Fraction, self.mix), Fraction(0)))
 
     def run(self, *values: Array) -> Array:
-        total = np.zeros_like(values[0])
-        for weight, value in zip(self.mix, values, strict=True):
-            total += weight * value
-        return total
+        return np.asarray(sum(weight * value for weight, value in zip(self.mix, values, strict=True)))
 
 
 # --- Nodes with a weight ---
@@ -1069,12 +1055,15 @@ class Convolution:
     def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
         entry, where, (channels, *sizes) = node.entry, node.where, image
         axes = len(sizes) if "stride" in entry else 0
-        fits = len(weight) == 2 + axes and (0 < axes <= 3 or "axis" in entry)
-        node.require(fits, f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes")
+        node.require(
+            len(weight) == 2 + axes and (0 < axes <= 3 or "axis" in entry),
+            f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes",
+        )
         n, c, *sides = weight
         groups, mode = integer(entry["groups"], 1, where), entry.get("padding_mode", "zeros")
-        fits = n % groups == 0 and c * groups == channels
-        node.require(fits, f"weight {weight} in {groups} groups on {channels} channels")
+        node.require(
+            n % groups == 0 and c * groups == channels, f"weight {weight} in {groups} groups on {channels} channels"
+        )
         node.require(max(sides, default=1) <= KERNEL, f"kernels have sides of at most {KERNEL}")
         node.require(mode in ("zeros", "circular"), "padding_mode is zeros or circular")
         pads = [integers(row, 0, where, [2]) for row in items(entry.get("padding", []), where)]
@@ -1084,12 +1073,14 @@ class Convolution:
         node.budget.numbers((channels, *self.padded), where)
         spans = [d * (k - 1) + 1 for k, d in zip(sides, dilation, strict=True)]
         node.require(all(map(operator.ge, self.padded, spans)), "the kernel is larger than the image")
-        # Circular padding must not read an input twice, and the image has its own frequencies if d = 1.
+        # With more padding a circular image would have more outputs than strides.
         rows = zip(pads, spans, sizes, steps, strict=False)
         fits = all(p[0] == p[1] <= size and 2 * p[0] < span and size % s == 0 for p, span, size, s in rows)
         self.circular = mode == "circular"
-        message = "circular needs equal padding of at most d(k-1)/2, and a stride that divides the image"
-        node.require(fits or not self.circular, message)
+        node.require(
+            fits or not self.circular,
+            "circular needs equal padding of at most d(k-1)/2, and a stride that divides the image",
+        )
         strided = ((size - span) // s + 1 for size, span, s in zip(self.padded, spans, steps, strict=False))
         self.out = tuple(strided) if axes else image[1:]
         own = self.circular and max(dilation) == 1
@@ -1100,7 +1091,7 @@ class Convolution:
         self.room = max(channels * math.prod(self.padded), node.budget.numbers(self.hidden, where))
         # For one input: multiply-adds, and numbers written besides.
         self.products = math.prod(self.out) * math.prod(weight)
-        self.moved = math.prod(sides) * math.prod(self.out) * (channels + n)
+        self.moved = math.prod(sides) * (math.prod(self.out) * (channels + n) + 512)
 
     def load(self, node: Node) -> None:
         self.weight = node.take("weight").reshape(self.kernel)
@@ -1145,14 +1136,20 @@ class Waves:
 
     def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
         waves = [node.tensor(key) for key in ("rows", "columns")]
-        fits = len(image) == len(weight) == 3 and all(len(shape) == 2 for shape in waves)
-        node.require(fits, "needs an image, matrices of rows and columns, and a weight (hw, 4n, 4m)")
+        node.require(
+            len(image) == len(weight) == 3 and all(len(shape) == 2 for shape in waves),
+            "needs an image, matrices of rows and columns, and a weight (hw, 4n, 4m)",
+        )
         (h2, high), (w2, wide) = waves
-        fits = (high, wide) == image[1:] and h2 % 2 == w2 % 2 == 0
-        node.require(fits, "rows and columns must be of this image, and an even number of them")
+        node.require(
+            (high, wide) == image[1:] and h2 % 2 == w2 % 2 == 0,
+            "rows and columns must be of this image, and an even number of them",
+        )
         node.require(max(h2, high, w2, wide) <= WAVES, f"at most {WAVES} rows and columns")
-        fits = weight[0] == h2 * w2 // 4 and weight[1] % 4 == 0 and weight[2] == 4 * image[0]
-        node.require(fits, f"weight {weight} on an image {image}")
+        node.require(
+            weight[0] == h2 * w2 // 4 and weight[1] % 4 == 0 and weight[2] == 4 * image[0],
+            f"weight {weight} on an image {image}",
+        )
         n = weight[1] // 4
         self.image, self.kernel, self.hidden, self.more = image, weight, (n, high, wide), h2 + high + w2 + wide
         self.room = node.budget.numbers((max(image[0], n), max(h2, high), max(w2, wide)), node.where)
@@ -1165,8 +1162,9 @@ class Waves:
         node.require(largest <= 1, "rows and columns have entries above 1")
         self.stretch = math.prod(top_eigenvalue(wave[None], 1.0) for wave in self.waves) * ROUND
         self.absolute = math.prod(absolute_norm(wave[None]) ** 2 for wave in self.waves) * ROUND
-        inside = 1 / MODULUS <= self.stretch <= MODULUS
-        node.require(inside, "rows and columns must have a norm within 2^-50 and 2^50")
+        node.require(
+            1 / MODULUS <= self.stretch <= MODULUS, "rows and columns must have a norm within 2^-50 and 2^50"
+        )
 
     def forward(self, x: Array, adjoint: bool = False) -> Array:  # (batch, m, H, W) → (batch, n, H, W)
         blocks, (rows, columns) = self.weight.swapaxes(1, 2) if adjoint else self.weight, self.waves
@@ -1199,30 +1197,27 @@ class Affine(Node):
             image = (math.prod(weight[1:2]) * integer(self.entry["groups"], 1, self.where), *size)
             self.budget.numbers(image, self.where)
         self.map = (Waves if "rows" in self.entry else Convolution)(self, image, weight)
-        fits = not self.transposed or self.map.hidden == self.source
-        self.require(fits, f"the convolution gives {self.map.hidden}, not the shape of the input")
+        self.require(
+            not self.transposed or self.map.hidden == self.source,
+            f"the convolution gives {self.map.hidden}, not the shape of the input",
+        )
         # Where the bias is added, with the channels first.
         self.hidden = self.map.image if self.transposed else self.map.hidden
         n, *out = self.hidden
         self.shape = (*out[:axis], n, *out[axis:])
-        split = phases_shape(self.map.kernel, self.map.stride)
-        groups, rows, columns, *sides = split
+        groups, rows, columns, *sides = split = phases_shape(self.map.kernel, self.map.stride)
         largest = groups * min(rows, columns) ** 2 if math.prod(sides) == 1 else 4 * groups * rows * columns
-        for what, count in (
-            ("its kernel, split by the stride,", math.prod(split)),
-            ("a matrix in its proof", largest),
-        ):
-            self.budget.require(count, ENTRIES, f"{self.where}: the number of entries of {what} is")
+        entries = max(math.prod(split), largest)
+        self.budget.require(entries, ENTRIES, f"{self.where}: the number of entries of a matrix in its proof is")
         if self.entry["bias"] is not None:
             self.tensor("bias", (n,))
         self.prepare += 32 * MOVE * math.prod(split) + self.map.prepare
         self.proof, self.room, self.moves = norm_work(split, self.map.torus), self.map.room, 8
         # An elementary function takes as long as eight moves.
-        self.work = self.products * (self.map.products + MOVE * self.map.moved)
-        self.work += 16 * MOVE * math.prod(self.map.hidden)
+        once = self.map.products + MOVE * self.map.moved
+        self.work = self.products * once + 16 * MOVE * math.prod(self.map.hidden)
 
-    def load(self) -> None:
-        """Read the weight and the bias, and set the lengths of the sums of Wᵀ and W."""
+    def load(self) -> None:  # fans: the lengths of the sums of Wᵀ and W
         self.map.load(self)
         area, self.bias = math.prod(self.map.kernel[3:]), self.take("bias", self.hidden[0])
         self.fans = [self.map.kernel[axis] * area + self.map.more for axis in (2, 1)]
@@ -1231,10 +1226,8 @@ class Affine(Node):
         self.load()
         split, stretch = phases(self.map.weight, self.map.stride), self.map.stretch
         norm = math.sqrt(norm_squared(split, (self.claimed / stretch) ** 2, self.map.torus, self.budget))
-        self.roundings, self.slope = (
-            self.fans[self.transposed] + 1,
-            absolute_norm(split) * self.map.absolute * ROUND,
-        )
+        self.roundings = self.fans[self.transposed] + 1
+        self.slope = absolute_norm(split) * self.map.absolute * ROUND
         self.offset = float(norms(self.bias)) * math.sqrt(math.prod(self.hidden[1:])) * ROUND
         norm = norm if stretch == 1 else norm * stretch * ROUND
         return math.nextafter(norm, math.inf) if norm else 0.0
@@ -1252,8 +1245,10 @@ class Residual(Affine):
     def plan(self) -> None:
         super().plan()
         self.shape, activation, n = self.source, self.entry["activation"], self.hidden[0]
-        known = isinstance(activation, str) and activation in ACTIVATIONS
-        self.require(known, f"activation is one of {', '.join(ACTIVATIONS)}")
+        self.require(
+            isinstance(activation, str) and activation in ACTIVATIONS,
+            f"activation is one of {', '.join(ACTIVATIONS)}",
+        )
         self.parameters, self.sigma = ACTIVATIONS[activation]
         self.function, self.assumed = FUNCTIONS[activation], activation if self.sigma == SMOOTH else None
         self.tensor("gamma", (n,))
@@ -1349,8 +1344,10 @@ def plan_node(entry: Any, where: str, shapes: dict[str, Shape], tensors: Tensors
     entry = fields(entry, f"op name inputs lipschitz {names}", where)
     name, inputs = entry["name"], items(entry["inputs"], where)
     need(isinstance(name, str) and name != "" and name not in shapes, f"{where}: needs a name of its own")
-    known = all(isinstance(source, str) and source in shapes for source in inputs)
-    need(known, f"{where}: its inputs must be the input of the network or nodes before it")
+    need(
+        all(isinstance(source, str) and source in shapes for source in inputs),
+        f"{where}: its inputs must be the input of the network or nodes before it",
+    )
     need(len(inputs) == 1 or (op == "combination" and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
     return kind(entry, where, [shapes[source] for source in inputs], tensors, budget)
 
@@ -1375,7 +1372,7 @@ def plan_all(c: Certificate, tensors: Tensors, budget: Budget) -> list[Node]:
 
 
 def last_uses(nodes: Sequence[Node]) -> dict[str, int]:
-    """The last node that reads each value: it is not kept any longer."""
+    # The last node that reads each value: it is not kept any longer.
     return {source: i for i, node in enumerate(nodes) for source in node.inputs}
 
 
@@ -1428,33 +1425,23 @@ def build_all(c: Certificate, budget: Budget | None = None) -> list[Node]:
     return nodes
 
 
-class State(NamedTuple):
-    """What is known after a node, for each input of a batch."""
+def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
+    """f(x) in float64, err and Z after the last node: see "Radii" in docs/certificate.md."""
 
-    value: Array
-    err: Array  # at least the rounding error at every point of the ball
-    reach: Array  # Z: at least the norm of what is computed at every point of the ball
-
-
-def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic) -> State:
-    """The state after the last node: see "Radii" in docs/certificate.md."""
-
-    def state(value: Array, err: Array, growth: Decimal) -> State:
+    def state(value: Array, err: Array, growth: Decimal) -> tuple[Array, Array, Array]:
         flat = value.reshape(len(value), -1)
         size = np.sqrt(np.einsum("bi,bi->b", flat, flat)) * (1 + g(flat.shape[1])) + 1 / HUGE  # squares underflow
         z = (size + above(growth) * radius * ROUND + 2 * err) * ROUND
-        return State(value, err, np.where(z <= HUGE, z, math.inf))
+        return value, err, np.where(z <= HUGE, z, math.inf)
 
     last, end, states = last_uses(nodes), "input", {"input": state(x, np.zeros(len(x)), Decimal(1))}
     for i, node in enumerate(nodes):
-        end, sources, room = node.name, [states[source] for source in node.inputs], 1 + g(2 * len(node.inputs))
-        z = np.array(node.mix) @ np.array([source.reach for source in sources]) * room
-        err = np.array(node.gains) @ np.array([source.err for source in sources]) * room
+        values, errors, reaches = zip(*(states[source] for source in node.inputs), strict=True)
+        end, more = node.name, 1 + g(2 * len(values))
+        z, err = np.array(node.mix) @ np.array(reaches) * more, np.array(node.gains) @ np.array(errors) * more
         err = np.where(z < math.inf, (err + node.error(z, a)) * ROUND, math.inf)
-        states[end] = state(node.run(*(source.value for source in sources)), err, node.growth)
-        for source in set(node.inputs):
-            if last[source] == i:
-                del states[source]
+        states[end] = state(node.run(*values), err, node.growth)
+        states = {name: kept for name, kept in states.items() if last.get(name, i + 1) > i}
     return states[end]
 
 
@@ -1471,13 +1458,13 @@ class Network:
 
     @functools.cached_property
     def sizes(self) -> Array:
-        """At least ‖w_j‖ for the rows of the head."""
+        # At least ‖w_j‖ for the rows of the head.
         return np.ones(self.outputs) if self.head is None else norms(self.head.map.weight[0])
 
-    def logits(self, x: Array, radius: Array, a: Arithmetic) -> State:
-        """The logits, with the error and the reach of the body."""
-        body = forward(self.body, x, radius, a)
-        return body if self.head is None else body._replace(value=self.head.run(body.value))
+    def logits(self, x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
+        # The logits, with the error and the reach of the body.
+        value, err, z = forward(self.body, x, radius, a)
+        return (value if self.head is None else self.head.run(value)), err, z
 
     def single(self, err: Array, z: Array, a: Arithmetic) -> tuple[Array, Array]:
         """For each logit alone: its constant relative to the body, and a bound of its error. (batch, outputs)"""
@@ -1521,7 +1508,7 @@ class Network:
         return good, (have - want).min(axis=1)
 
     def holds_exactly(self, radius: float, mine: float, theirs: float, error: float, k: float) -> bool:
-        """The same inequality for one rival, in rational numbers."""
+        # The same inequality for one rival, in rational numbers.
         self.budget.spend(EXACT)
         left = Fraction(mine) - Fraction(theirs) - 2 * Fraction(error)
         return left > 0 and left >= Fraction(self.lipschitz) * Fraction(radius) * Fraction(k)
