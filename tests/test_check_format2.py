@@ -879,6 +879,31 @@ def test_values_that_are_held_at_a_time_have_a_limit(tmp_path, monkeypatch):
     assert checker.check(b.save(tmp_path / "c"), allow=2).ok
 
 
+def test_a_combination_of_one_node_many_times(tmp_path):
+    """A hundred thousand inputs that are one node: the memory for their errors counts."""
+    count = 100_000
+    b = Builder((2,), count=300)
+    b.add("relu", parameters=[], name="r")
+    b.add("combination", 1.0, ["r"] * count, weights=np.full(count, 2.0**-17))
+    b.claims = []
+    assert check_within(b.save(tmp_path / "c"), 500) == "ok"
+    nodes = b.build(tmp_path / "c")
+    assert checker.batch_size(nodes) * count <= checker.ROOM
+    value, err, _ = checker.forward(nodes, b.images[:4].astype(float), np.zeros(4), checker.FLOAT64)
+    assert np.allclose(value, np.maximum(b.images[:4], 0) * count * 2.0**-17)
+    assert (err <= 1e-9).all()
+
+
+def test_an_op_that_is_nested_deeply(tmp_path, capsys):
+    b = branches()
+    path = b.save(tmp_path / "c")
+    for depth in (50, 500, 900):
+        nested = "[" * depth + "]" * depth
+        path.write_text(path.read_text().replace('"op": "tanh"', f'"op": {nested}', 1))
+        assert verdict(path, capsys) == 2
+        path = b.save(tmp_path / "c")
+
+
 # --- Tampering with fields ---
 
 

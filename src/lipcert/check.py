@@ -1024,7 +1024,7 @@ class Combination(Node):
     def plan(self) -> None:
         self.tensor("weights", (len(self.inputs),))
         self.require(len(set(self.sources)) == 1, "all inputs must have one shape")
-        self.room *= 1 + len(set(self.inputs))
+        self.room = max(self.room * (1 + len(set(self.inputs))), 4 * len(self.inputs))  # err and Z of each input
         self.work, self.prepare = len(self.inputs) * (4 * MOVE * self.size + 2**15), EXACT * len(self.inputs)
         self.roundings, self.slope = len(self.inputs) + 2, 1.0
 
@@ -1337,10 +1337,9 @@ OPS: dict[str, tuple[type[Node], str]] = {
 
 def plan_node(entry: Any, where: str, shapes: dict[str, Shape], tensors: Tensors, budget: Budget) -> Node:
     """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it."""
-    op = entry.get("op") if isinstance(entry, dict) else None
-    need(isinstance(op, str) and op in OPS, f"{where}: unknown op {str(op)[:30]!a}")
-    kind, names = OPS[str(op)]
-    where = f"{where} ({op})"
+    op = str(entry["op"]) if isinstance(entry, dict) and isinstance(entry.get("op"), str) else ""
+    need(op in OPS, f"{where}: unknown op {op[:30]!a}")
+    (kind, names), where = OPS[op], f"{where} ({op})"
     entry = fields(entry, f"op name inputs lipschitz {names}", where)
     name, inputs = entry["name"], items(entry["inputs"], where)
     need(isinstance(name, str) and name != "" and name not in shapes, f"{where}: needs a name of its own")
