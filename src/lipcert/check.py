@@ -1590,8 +1590,7 @@ def verify(c: Certificate, budget: Budget) -> Report:
             if not node.proved <= node.claimed:
                 refuted.append(f"node {i} ({node.op}): claims {node.claimed:.17g}, proved is {node.proved:.17g}")
         if growth > Decimal(c.lipschitz):
-            least = above(growth)
-            refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the constants of the nodes give {least:.17g}")
+            refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the nodes give {above(growth):.17g}")
         lines.append(f"claimed L of {'all but the last node' if head else 'all nodes'}: {c.lipschitz:.17g}")
     if not refuted:  # an error bound needs true constants
         network, size = Network(body, head, c.lipschitz, end.shape[0], budget), batch_size(nodes)
@@ -1606,10 +1605,8 @@ def verify(c: Certificate, budget: Budget) -> Report:
         lines.append(f"probe: {len(c.asked)} inputs, largest difference {worst:.1e}")
     lines += [f"alarm: {text}" for text in alarms]
     assumes = tuple(c.top["assumes"])
-    if assumes:
-        functions = "functions" if len(assumes) > 1 else "function"
-        rest = f"the platform's elementary {functions}; everything else is verified"
-        lines.append(f"assumed: {', '.join(assumes)} ({rest})")
+    rest = "on the platform that runs the network; everything else is verified"
+    lines += [f"assumed: {', '.join(assumes)} ({rest})"] if assumes else []
     lines.append("REFUTED" if refuted else "everything holds")
     results = (tuple(refuted), tuple(alarms), tuple(constants), c.lipschitz, assumes, verified, len(c.claims))
     return Report(not refuted, *results, slack, tuple(lines))
