@@ -4,10 +4,10 @@
     python check.py certificate.json --allow 4      with 4 times the memory and the work that are allowed by default
 
 It shares no code with the library, on purpose; docs/certificate.md is its specification and has the mathematics.
-What it trusts: IEEE float64 with correctly rounded + − × ÷ √, and matrix products that are sums of products in some
-order (no Strassen). It trusts neither LAPACK (a Cholesky factor is multiplied out) nor sines (from integers). If a
-network has tanh, sigmoid, ELU or softplus, it assumes that the platform computes them within 8 units in the last
-place, and the report says so.
+It trusts IEEE float64 with correctly rounded + − × ÷ √, and matrix products that are sums of products in some order
+(no Strassen). It trusts neither LAPACK (a Cholesky factor is multiplied out) nor sines (they come from integers).
+If a network has tanh, GELU, softmax or the like, it assumes that the platform computes them within 8 units in the
+last place, and the report says so.
 Rounding: every norm, error and constant may come out too large, never too small; a margin never too large.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import decimal
 import functools
 import hashlib
 import itertools
@@ -22,55 +23,48 @@ import json
 import math
 import operator
 import re
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 Shape = tuple[int, ...]
 
 U = 2.0**-53  # unit roundoff of float64
 ROUND = 1 + 2.0**-48  # = 1 + 32u: makes up for 30 roundings of sums, products, quotients and roots of numbers ≥ 0
 KERNEL = 257  # largest side of a kernel: an orthogonal one covers its image
 FINEST = 512  # frequencies along one axis of a grid
-WAVES = 1024  # along one axis of an image
+WAVES = 1024  # rows or columns of a circular operator
+PI = 3141592653589793238462643383279502884197169399375105820974944  # π·10⁶⁰, rounded down
 MODULUS = 2.0**100  # float64 numbers other than 0 lie within [1/MODULUS, MODULUS]: no underflow that matters
-HUGE = 2.0**500  # a layer whose values may exceed this proves nothing: below it, nothing overflows
+HUGE = 2.0**500  # a node whose values may exceed this proves nothing: below it, nothing overflows
+# Products of constants: exact up to a thousand digits, and rounded up beyond.
+UP = decimal.Context(1000, decimal.ROUND_CEILING, decimal.MIN_EMIN, decimal.MAX_EMAX, traps=[])
 
 # Limits, multiplied by --allow.
 TEXT = 2**24  # bytes of JSON that are read
-LAYERS = 10_000
+NODES = 10_000
 ENTRIES = 2**26  # of one tensor, or of one matrix of a proof
 TOTAL = 3 * 2**27  # entries of all tensors: 3.2 GB as float64
-ROOM = 2**24  # numbers that one layer may hold for one input; --allow does not make batches larger
+ROOM = 2**24  # numbers that are held for one input at a time; --allow does not make batches larger
 WORK = 2**46  # multiply-adds, or what takes as long: about an hour on two cores
 # How many multiply-adds of large matrices take as long, roughly.
 MOVE = 64  # as writing one number
 HASH = 32  # as hashing one byte
-CALL = 2**20  # as the calls of numpy that evaluate one layer on a batch
+CALL = 2**20  # as the calls of numpy that evaluate one node on a batch
 EXACT = 2**19  # as comparing a margin with a radius in rational numbers
 ANGLE = 2**15  # as computing one sine and cosine from integers
 
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
-TOP = "format norm arithmetic assumes input_shape weights tensors layers lipschitz inputs claims probe"
-CONV = "weight bias stride padding padding_mode groups"
-RESIDUAL = "gamma witness activation"
-FIELDS = {
-    **{"centre": "mean", "normalize": "mean std", "pad_channels": "channels", "pad_image": "multiple"},
-    **{"space_to_depth": "block", "sum_pool": "kernel factor", "flatten": "", "relu": "", "abs": "", "max_min": ""},
-    **{"group_sort": "size", "scale": "factor", "linear": "weight bias", "conv": CONV},
-    **{"take_channels": "first count", "householder": "first second"},
-    **{"residual_linear": f"weight bias {RESIDUAL}", "residual_conv": f"{CONV} {RESIDUAL}"},
-    **{"torus": "rows columns weight bias", "residual_torus": "rows columns weight bias gamma activation"},
-}
+TOP = "format norm arithmetic assumes input_shape weights tensors nodes lipschitz inputs claims probe"
 
 
 class Malformed(Exception):
@@ -89,13 +83,13 @@ class Budget:
         self.allow, self.spent = allow, 0
 
     def require(self, amount: int, limit: int, what: str) -> int:
-        """The amount, unless it is too large."""
+        # Return the amount, unless it is too large.
         most, times = self.allow * limit, -(-amount // limit)
         need(amount <= most, f"{what} {amount:,}, and the limit is {most:,}; --allow {times} raises it")
         return amount
 
-    def numbers(self, shape: Shape, where: str) -> int:
-        """The size of what one layer holds for one input."""
+    def numbers(self, shape: Sequence[int], where: str) -> int:
+        # Return the size of an array that a node holds for one input.
         need(min(shape) > 0, f"{where}: an empty shape, {shape}")
         return self.require(math.prod(shape), ROOM, f"{where}: the number of values for one input is")
 
@@ -134,19 +128,26 @@ def fields(value: Any, names: str, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def integer(value: Any, least: int, where: str) -> int:
-    need(type(value) is int and value >= least, f"{where}: needs an integer of at least {least}")
+def items(value: Any, where: str) -> list[Any]:
+    need(isinstance(value, list), f"{where}: needs a list")
+    return list(value)
+
+
+def integer(value: Any, least: int, where: str, most: float = math.inf) -> int:
+    need(type(value) is int and least <= value <= most, f"{where}: needs an integer from {least} to {most}")
     return int(value)
 
 
-def integers(value: Any, least: int, where: str, lengths: Sequence[int]) -> Shape:
+def integers(value: Any, least: int, where: str, lengths: Sequence[int], most: float = math.inf) -> Shape:
     need(isinstance(value, list) and len(value) in lengths, f"{where}: needs a list of {lengths} integers")
-    return tuple(integer(v, least, where) for v in value)
+    return tuple(integer(v, least, where, most) for v in value)
 
 
 def number(value: Any, where: str) -> float:
-    form = isinstance(value, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}", value)
-    need(bool(form), f"{where}: needs a number written by float.hex")
+    need(
+        bool(isinstance(value, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}", value)),
+        f"{where}: needs a number written by float.hex",
+    )
     try:
         result = float.fromhex(value)
     except OverflowError:
@@ -155,25 +156,24 @@ def number(value: Any, where: str) -> float:
     return result
 
 
-def constant(value: Any, where: str) -> float:  # a Lipschitz constant or a factor
+def constant(value: Any, where: str, least: float = 0.0) -> float:  # a Lipschitz constant, a factor or a parameter
     result = number(value, where)
-    need(result == 0 or 1 / MODULUS <= result <= MODULUS, f"{where}: must be 0 or within 2^-100 and 2^100")
+    need(result == 0 or 1 / MODULUS <= abs(result) <= MODULUS, f"{where}: must be 0 or within 2^-100 and 2^100")
+    need(result >= least, f"{where}: must be at least {least}")
     return result
 
 
-def regular(path: Path) -> int:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise Malformed(f"{path.name!a}: {error.strerror}") from None
-    need(stat.S_ISREG(found.st_mode), f"{path.name!a}: not a file")
-    return found.st_size
+def regular(path: Path) -> int:  # the size of a file, which must be a regular one
+    need(path.is_file(), f"{path.name!a}: not a file that can be read")
+    return path.stat().st_size
 
 
 def beside(folder: Path, name: Any, where: str) -> Path:
-    """A file of the folder itself, not reached through a separator, a parent or a link that leaves it."""
-    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name)
-    need(bool(plain), f"{where}: needs the plain name of a file in the same folder")
+    # A file of the folder itself, not reached through a separator, a parent or a link that leaves it.
+    need(
+        bool(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name)),
+        f"{where}: needs the plain name of a file in the same folder",
+    )
     regular(folder / name)
     need((folder / name).resolve().parent == folder.resolve(), f"{where}: {name} is a link out of the folder")
     return folder / name
@@ -201,8 +201,10 @@ def tensors_of(path: Path, budget: Budget) -> dict[str, NDArray[Any]]:
         rows.append((integers(entry["data_offsets"], 0, path.name, [2]), name, DTYPES[entry["dtype"]], shape))
     for (start, stop), name, dtype, shape in sorted(rows):
         count = math.prod(shape) * np.dtype(dtype).itemsize
-        fits = 8 + length + start == end and stop - start == count and 8 + length + stop <= size
-        need(fits, f"{path.name}: the tensors overlap, leave gaps or exceed the file")
+        need(
+            8 + length + start == end and stop - start == count and 8 + length + stop <= size,
+            f"{path.name}: the tensors overlap, leave gaps or exceed the file",
+        )
         result[name] = raw[end : end + count].view(dtype).reshape(shape)
         end += count
     need(end == size, f"{path.name}: bytes after the last tensor")
@@ -210,38 +212,144 @@ def tensors_of(path: Path, budget: Budget) -> dict[str, NDArray[Any]]:
 
 
 def digest(tensor: NDArray[Any]) -> str:
-    found = hashlib.sha256(f"{tensor.dtype.name}|{','.join(map(str, tensor.shape))}|".encode())
-    found.update(tensor.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+    result = hashlib.sha256(f"{tensor.dtype.name}|{','.join(map(str, tensor.shape))}|".encode())
+    result.update(tensor.reshape(-1).view(np.uint8).data)
+    return result.hexdigest()
+
+
+class Tensors:
+    """The stored tensors: their shapes, and their entries on demand, as one float64 array for all nodes."""
+
+    def __init__(self, stored: dict[str, NDArray[Any]]) -> None:
+        self.stored = stored
+        self.loaded: dict[str, Array] = {}
+        self.used: set[str] = set()
+
+    def shape(self, name: Any, wanted: Shape | None, dtype: str | None = None) -> Shape:
+        # The shape of that tensor, which must be the wanted one.
+        need(isinstance(name, str) and name in self.stored, "a node names a tensor that does not exist")
+        tensor, label = self.stored[name], f"tensor {name[:40]!a}"
+        need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
+        need(tensor.dtype != np.uint8 and dtype in (None, tensor.dtype.str), f"{label}: has the wrong dtype")
+        self.used.add(name)
+        return tensor.shape
+
+    def take(self, name: str) -> Array:
+        # Its entries as float64.
+        if name not in self.loaded:
+            tensor, label = self.stored[name], f"tensor {name[:40]!a}"
+            value = np.array(tensor, dtype=np.float64)
+            need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
+            if tensor.dtype != np.float32:
+                size = np.abs(value[value != 0])
+                need(
+                    bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all()),
+                    f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus",
+                )
+            self.loaded[name] = value
+        return self.loaded[name]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the three files say, read but not believed."""
+
+    top: dict[str, Any]  # certificate.json
+    shape: Shape
+    lipschitz: float
+    weights: dict[str, NDArray[Any]]
+    images: NDArray[Any]
+    claims: list[tuple[int, int, float]]
+    asked: list[int]
+    answers: list[list[float]]
+
+    def inputs(self, rows: Sequence[int]) -> Array:
+        chosen = self.images[np.array(rows)]
+        if self.top["inputs"]["divide_by"]:
+            chosen = chosen.astype(np.float32) / np.float32(255)
+        return np.asarray(chosen, dtype=np.float64)
+
+
+def claim(row: Any, count: int) -> tuple[int, int, float]:
+    need(isinstance(row, list) and len(row) == 3, "claims: needs [index, label, radius]")
+    index, label, radius = integer(row[0], 0, "claims"), integer(row[1], 0, "claims"), number(row[2], "claims")
+    need(index < count and radius > 0, "claims: an index out of range or a radius that is not positive")
+    return index, label, radius
+
+
+def read(path: Path, budget: Budget | None = None) -> Certificate:
+    """Read the three files; nothing in them is verified yet."""
+    budget = budget or Budget()
+    budget.require(regular(path), TEXT, "certificate: its size in bytes is")
+    c = fields(parse(path.read_bytes(), "certificate"), TOP, "certificate")
+    for key, value in (("format", "lipcert-certificate-2"), ("norm", "L2"), ("arithmetic", "float64")):
+        need(c[key] == value, f"{key}: only {value} is known")
+    shape, nodes = integers(c["input_shape"], 1, "input_shape", range(1, 5)), items(c["nodes"], "nodes")
+    budget.numbers(shape, "input_shape")
+    budget.require(len(nodes), NODES, "nodes: their number is")
+    source = fields(c["inputs"], "file tensor sha256 divide_by count about", "inputs")
+    count, divide = integer(source["count"], 1, "inputs"), source["divide_by"] is not None
+    need(not divide or integer(source["divide_by"], 1, "inputs") == 255, "divide_by: 255 or null")
+    need(isinstance(source["about"], str) and isinstance(source["tensor"], str), "inputs: needs strings")
+    claims = [claim(row, count) for row in items(c["claims"], "claims")]
+    need(all(a[0] < b[0] for a, b in itertools.pairwise(claims)), "claims: the indices must increase")
+    probe = fields(c["probe"], "indices logits", "probe")
+    asked = [integer(i, 0, "probe") for i in items(probe["indices"], "probe")]
+    answers = [[number(v, "probe") for v in items(row, "probe")] for row in items(probe["logits"], "probe")]
+    need(len(asked) == len(answers) and max(asked, default=0) < count, "probe: needs a row for each index")
+
+    weights = tensors_of(beside(path.parent, c["weights"], "weights"), budget)
+    need(isinstance(c["tensors"], dict) and set(c["tensors"]) == set(weights), "tensors: not those of the file")
+    for name, tensor in weights.items():
+        budget.require(tensor.size, ENTRIES, f"tensor {name[:40]!a}: its number of entries is")
+    total = sum(tensor.size for tensor in weights.values())
+    budget.require(total, TOTAL, "tensors: the number of all their entries is")
+    data = tensors_of(beside(path.parent, source["file"], "inputs"), budget)
+    need(set(data) == {source["tensor"]}, "inputs: the file must hold that tensor alone")
+    images = data[source["tensor"]]
+    need(images.shape == (count, *shape), f"inputs: the tensor has shape {images.shape}, not {(count, *shape)}")
+    need(images.dtype == np.uint8 or (images.dtype == np.float32 and not divide), "inputs: wrong dtype")
+    lipschitz = constant(c["lipschitz"], "lipschitz")
+    return Certificate(c, shape, lipschitz, weights, images, claims, asked, answers)
 
 
 # --- Numbers with a direction ---
 
 
 class Arithmetic(NamedTuple):
-    """u; roundings of a stored float64 to the working precision; a bound of what underflow adds to one layer."""
+    """A working precision: u, how a stored float64 is rounded to it, and what underflow can do."""
 
     u: float
-    casts: int
-    underflow: float
+    casts: int  # roundings of stored float64 numbers to this precision, on the way to one result
+    underflow: float  # at least what underflow adds to the error of one node
+    flushed: float  # at least the root of a square that underflows
 
-    def g(self, n: int) -> float:  # nu/(1 − nu): n roundings multiply a term by 1 + θ, |θ| ≤ g(n)
+    def g(self, n: int) -> float:
+        # nu/(1 − nu): n roundings multiply a term by 1 + θ, |θ| ≤ g(n).
         n += self.casts
         return n * self.u / (1 - n * self.u) * ROUND if n * self.u < 0.5 else math.inf
 
 
-FLOAT64 = Arithmetic(U, 0, 2.0**-700)
-FLOAT32 = Arithmetic(2.0**-24, 3, 2.0**-90)
+FLOAT64 = Arithmetic(U, 0, 2.0**-700, 2.0**-500)
+FLOAT32 = Arithmetic(2.0**-24, 3, 2.0**-90, 2.0**-58)
 g = FLOAT64.g
 
 
-def above(value: Fraction) -> float:
+def above(value: Fraction | Decimal) -> float:
     """A float that is at least the value: the nearest or its successor."""
     try:
         nearest = float(value)
     except OverflowError:
         return math.inf
-    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
+    return nearest if type(value)(nearest) >= value else math.nextafter(nearest, math.inf)
+
+
+def root_above(value: Fraction) -> float:
+    """The smallest float whose square is at least the value, which is 0 or far from underflow."""
+    root = math.sqrt(value) * (1 - 4 * U)
+    while Fraction(root) ** 2 < value:
+        root = math.nextafter(root, math.inf)
+    return root
 
 
 def norms(rows: Array) -> Array:
@@ -256,19 +364,12 @@ def norms(rows: Array) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def circle(order: int) -> tuple[Array, Array]:
-    """cos and sin of 2πj/order within u: integers of 160 bits, π by Machin's formula, one Taylor series, rotations.
+    """cos and sin of 2πj/order within u: integers of 160 bits, one Taylor series, rotations.
 
     The first angle errs by less than 2⁻¹⁴⁰, and each of at most 2¹⁴ rotations adds no more than that again.
     """
     one = 1 << 160
-
-    def arctan(k: int) -> int:  # of 1/k
-        power, total, sign, n = one // k, 0, 1, 1
-        while power:
-            total, power, sign, n = total + sign * (power // n), power // (k * k), -sign, n + 2
-        return total
-
-    angle = 8 * (4 * arctan(5) - arctan(239)) // order
+    angle = 2 * PI * one // (10**60 * order)
     c = s = 0
     for k, term in enumerate(itertools.accumulate(range(1, 90), lambda t, k: t * angle // (k * one), initial=one)):
         c, s = c + (term, 0, -term, 0)[k % 4], s + (0, term, 0, -term)[k % 4]
@@ -280,27 +381,32 @@ def circle(order: int) -> tuple[Array, Array]:
     return np.array(cosines), np.array(sines)
 
 
-# --- Norms of stored tensors. A kernel is (groups, n, c, kh, kw); a matrix is one group with a 1×1 kernel ---
+# --- Norms of stored tensors. A kernel is (groups, n, c, *taps), a matrix is a kernel without taps ---
+
+
+def flat_taps(kernel: Array) -> Array:
+    return kernel.reshape(*kernel.shape[:3], -1)
 
 
 def phases_shape(kernel: Shape, stride: Shape) -> Shape:
-    """The shape of ``phases`` of a kernel of that shape."""
+    # The shape of ``phases`` of a kernel of that shape.
     groups, n, c, *sides = kernel
-    sh, sw = (min(s, k) for s, k in zip(stride, sides, strict=True))  # a stride beyond k only skips pixels
-    return groups, n, c * sh * sw, -(-sides[0] // sh), -(-sides[1] // sw)
+    stride = tuple(map(min, stride, sides))  # a stride beyond the kernel only skips inputs
+    return groups, n, c * math.prod(stride), *(-(-k // s) for k, s in zip(sides, stride, strict=True))
 
 
 def phases(kernel: Array, stride: Shape) -> Array:
-    """Stride s on c channels is stride 1 on the c·sh·sw channels of the polyphase components."""
-    if stride == (1, 1):
+    """Stride s on c channels is stride 1 on the c·Πs channels of the polyphase components."""
+    if max(stride, default=1) == 1:
         return kernel
     groups, n, c, *sides = kernel.shape
-    sh, sw = (min(s, k) for s, k in zip(stride, sides, strict=True))
-    *_, high, wide = phases_shape(kernel.shape, stride)
-    room = np.zeros((groups, n, c, high * sh, wide * sw))
-    room[..., : sides[0], : sides[1]] = kernel
-    room = room.reshape(groups, n, c, high, sh, wide, sw).transpose(0, 1, 2, 4, 6, 3, 5)
-    return room.reshape(groups, n, -1, high, wide)
+    stride = tuple(map(min, stride, sides))
+    counts, axes = phases_shape(kernel.shape, stride)[3:], len(sides)
+    ends = [(0, k * s - side) for k, s, side in zip(counts, stride, sides, strict=True)]
+    padded = np.pad(kernel, [(0, 0), (0, 0), (0, 0), *ends])
+    padded = padded.reshape(groups, n, c, *itertools.chain(*zip(counts, stride, strict=True)))
+    padded = padded.transpose(0, 1, 2, *range(4, 3 + 2 * axes, 2), *range(3, 3 + 2 * axes, 2))
+    return padded.reshape(groups, n, -1, *counts)
 
 
 def absolute_norm(kernel: Array) -> float:
@@ -309,7 +415,7 @@ def absolute_norm(kernel: Array) -> float:
     Collatz–Wielandt: a matrix M ≥ 0 has λmax(MMᵀ) ≤ max_i (MMᵀx)_i/x_i for every x > 0. Any x will do; power
     iteration improves it until the bound is within 1% of a Rayleigh quotient, which λmax is at least.
     """
-    matrix = np.abs(kernel).sum(axis=(3, 4))
+    matrix = np.abs(flat_taps(kernel)).sum(axis=3)
     x, best = np.ones((*matrix.shape[:2], 1)), math.inf
     for _ in range(60):
         y = matrix @ (matrix.swapaxes(1, 2) @ x)
@@ -317,7 +423,7 @@ def absolute_norm(kernel: Array) -> float:
         if not 0 < best < math.inf or best <= 1.01 * float(((x * y).sum(axis=1) / (x * x).sum(axis=1)).max()):
             break
         x = y / np.maximum(y.max(axis=1, keepdims=True), 2.0**-900) + 2.0**-30
-    return math.sqrt(best * (1 + g(sum(matrix.shape[1:]) + 2 * kernel.shape[3] * kernel.shape[4]))) * ROUND
+    return math.sqrt(best * (1 + g(sum(matrix.shape[1:]) + 2 * math.prod(kernel.shape[3:])))) * ROUND
 
 
 def row_sums(kernel: Array, gamma: Array, witness: Array, stride: Shape) -> float:
@@ -330,25 +436,23 @@ def row_sums(kernel: Array, gamma: Array, witness: Array, stride: Shape) -> floa
     lags each pair of taps occurs once. So these errors add up to at most g_terms Σ_r a_ir a_jr, where r stands for
     a channel and a phase, a_ir = Σ_u |k_i[r, u]|: nothing for filters without a common channel, whatever q_j/q_i.
     """
-    groups, n, _, kh, kw = kernel.shape
-    kernel = kernel if gamma.all() else kernel * (gamma > 0)[..., None, None, None]  # γ_i = 0 drops neuron i
-    total, lags = np.zeros((groups, n, n)), 0
-    for dy in range(0, kh, stride[0]):
-        for dx in range(-((kw - 1) // stride[1]) * stride[1] if dy else 0, kw, stride[1]):
-            first = kernel[..., : kh - dy, max(0, -dx) : kw - max(0, dx)].reshape(groups, n, -1)
-            second = kernel[..., dy:, max(0, dx) : kw + min(0, dx)].reshape(groups, n, -1)
-            overlap = np.abs(first @ second.swapaxes(1, 2))  # C_ij[d], and C_ji[−d]
-            total += overlap
-            lags += 1
-            if (dy, dx) != (0, 0):
-                total += overlap.swapaxes(1, 2)
-                lags += 1
-    sizes = np.abs(phases(kernel, stride)).sum(axis=(3, 4))  # a_ir: at most kh·kw roundings
+    groups, n, _, *sides = kernel.shape
+    kernel = kernel if gamma.all() else kernel * (gamma > 0).reshape(groups, n, 1, *[1] * len(sides))  # drops γ = 0
+    total, zero = np.zeros((groups, n, n)), (0,) * len(sides)
+    lags = itertools.product(*(range(-((k - 1) // s) * s, k, s) for k, s in zip(sides, stride, strict=True)))
+    some = [lag for lag in lags if lag >= zero]  # C_ij[−d] = C_ji[d]
+    for lag in some:
+        axes, every = list(zip(sides, lag, strict=True)), [slice(None)] * 3
+        first = kernel[(*every, *(slice(max(0, -d), k - max(0, d)) for k, d in axes))].reshape(groups, n, -1)
+        second = kernel[(*every, *(slice(max(0, d), k + min(0, d)) for k, d in axes))].reshape(groups, n, -1)
+        overlap = np.abs(first @ second.swapaxes(1, 2))
+        total += overlap if lag == zero else overlap + overlap.swapaxes(1, 2)
+    sizes = np.abs(flat_taps(phases(kernel, stride))).sum(axis=3)  # a_ir: at most as many roundings as taps
     column, terms = witness[..., None], math.prod(kernel.shape[2:])
     rows = total @ column + g(terms) * (sizes @ (sizes.swapaxes(1, 2) @ column))
-    # On a path to an entry of ``rows`` are at most lags + n roundings in the first term, and 2·kh·kw + n + (the
+    # On a path to an entry of ``rows`` are at most 2·lags + n roundings in the first term, and 2·taps + n + (the
     # number of r) + 1 in the second. ROUND makes up for the four that follow.
-    roundings = n + max(lags, 2 * kh * kw + sizes.shape[2])
+    roundings = n + max(2 * len(some), 2 * math.prod(sides) + sizes.shape[2])
     return float((gamma / witness * rows[..., 0]).max()) * (1 + g(roundings)) * ROUND
 
 
@@ -372,63 +476,73 @@ def top_eigenvalue(matrices: Array, goal: float) -> float:
     with contextlib.suppress(np.linalg.LinAlgError):
         guess = float(np.linalg.eigvalsh(gram).max() if n <= 128 else np.linalg.norm(x, axis=1).max())
     slack = g(m) * total + U * (goal + total) + 2 * g(n) * n * goal
-    for r in sorted([goal - slack, *(guess * (1 + 2.0**-k) for k in (40, 30, 20, 10, 5, 2))]):
-        if not guess < r:
-            continue
-        shifted = r * np.eye(n) - gram
-        try:
+    candidates = [goal - slack, *(guess * (1 + 2.0**-k) for k in (40, 30, 20, 10, 5, 2))]
+    for r in sorted(value for value in candidates if guess < value):
+        with contextlib.suppress(np.linalg.LinAlgError):
+            shifted = r * np.eye(n) - gram
             factor = np.linalg.cholesky(shifted)
-        except np.linalg.LinAlgError:
-            continue
-        rest = math.sqrt(square(shifted - factor @ factor.swapaxes(1, 2)))
-        bound = r + g(m) * total + U * (r + total) + rest * (1 + 2 * U) + g(n) * square(factor) + 2.0**-900
-        if bound * ROUND <= total:
-            return bound * ROUND
+            rest = math.sqrt(square(shifted - factor @ factor.swapaxes(1, 2)))
+            bound = r + g(m) * total + U * (r + total) + rest * (1 + 2 * U) + g(n) * square(factor) + 2.0**-900
+            if bound * ROUND <= total:
+                return bound * ROUND
     return total
 
 
 def eigenvalue_work(batch: int, n: int, m: int) -> int:
-    """Work of ``top_eigenvalue``: a Gram matrix, products with vectors, some Cholesky factors, and eigenvalues."""
+    # Work of ``top_eigenvalue``: a Gram matrix, products with vectors, some Cholesky factors, and eigenvalues.
     small, large = sorted((n, m))
     eigenvalues = 12 * small if small <= 128 else 0
     return batch * (2**17 + small**2 * (large + 4 * small + eigenvalues + 2**10) + MOVE * small * large)
 
 
 def symbol_work(shape: Shape, frequencies: int, order: int) -> int:
-    """Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape."""
-    groups, n, c, kh, kw = shape
-    symbols = groups * n * c * (2 * kh * kw + 16 * MOVE) + 2 * MOVE * kh * kw
+    # Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape.
+    groups, n, c, *sides = shape
+    taps = math.prod(sides)
+    symbols = groups * n * c * (2 * taps + 16 * MOVE) + 2 * MOVE * taps
     return frequencies * symbols + eigenvalue_work(frequencies * groups, 2 * n, 2 * c) + ANGLE * order
 
 
 def norm_work(shape: Shape, torus: Shape | None) -> int:
-    """Work of ``norm_squared`` at least: without finer grids."""
-    groups, n, c, kh, kw = shape
-    if kh * kw == 1:
+    # Work of ``norm_squared`` at least: without finer grids.
+    groups, n, c, *sides = shape
+    if math.prod(sides) == 1:
         return eigenvalue_work(groups, n, c)
     if torus is not None and few_frequencies(shape, torus):
-        return symbol_work(shape, torus[0] * (torus[1] // 2 + 1), math.lcm(*torus))
-    order = coarsest(kh, kw)
+        return symbol_work(shape, math.prod(half(torus)), math.lcm(*torus))
+    order = coarsest(sides)
     if order > FINEST:  # there is no proof
         return 0
-    return symbol_work(shape, (order if kh > 1 else 1) * (order // 2 + 1 if kw > 1 else 1), 4 * order)
+    return symbol_work(shape, math.prod(grid(sides, order)), 4 * order)
 
 
 def row_sums_work(shape: Shape, stride: Shape) -> int:
-    groups, n, c, kh, kw = shape
-    lags = math.prod(2 * -(-k // s) - 1 for k, s in zip((kh, kw), stride, strict=True)) // 2 + 1
-    return lags * groups * n * (n * c * kh * kw + MOVE * (4 * n + 2 * c * kh * kw))
+    groups, n, c, *sides = shape
+    lags = math.prod(2 * -(-k // s) - 1 for k, s in zip(sides, stride, strict=True)) // 2 + 1
+    terms = c * math.prod(sides)
+    return lags * groups * n * (n * terms + MOVE * (4 * n + 2 * terms))
+
+
+def half(sizes: Sequence[int]) -> Shape:
+    # The frequencies of each axis that are needed: those of a real kernel come in conjugate pairs.
+    return (*sizes[:-1], sizes[-1] // 2 + 1)
+
+
+def grid(sides: Sequence[int], order: int) -> Shape:
+    # The frequencies of each axis in a grid of that order; an axis with one tap needs one.
+    *first, last = sides
+    return (*(order if k > 1 else 1 for k in first), order // 2 + 1 if last > 1 else 1)
 
 
 def few_frequencies(shape: Shape, torus: Shape) -> bool:
-    """Whether a circular image has so few frequencies that the symbol is taken at each of them."""
+    # Whether a circular image has so few frequencies that the symbol is taken at each of them.
     groups, n, c, *_ = shape
     return math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36
 
 
-def coarsest(kh: int, kw: int) -> int:
-    """The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel."""
-    return 2 ** max(2, (4 * max(kh, kw) - 1).bit_length())
+def coarsest(sides: Sequence[int]) -> int:
+    # The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel.
+    return 2 ** max(2, (4 * max(sides) - 1).bit_length())
 
 
 def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget: Budget | None = None) -> float:
@@ -447,9 +561,9 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget:
         return biggest
     power = math.frexp(biggest)[1]
     kernel, goal = np.ldexp(kernel, -power), goal * 2.0 ** (-2 * power)  # exact: entries are at least 2^-420
-    groups, n, c, kh, kw = kernel.shape
-    spend = (budget or Budget()).spend
-    taps, spread = kh * kw, norms(np.abs(kernel).sum(axis=(3, 4)).reshape(-1)) * (1 + g(kh * kw))
+    groups, n, c, *sides = kernel.shape
+    spend, taps = (budget or Budget()).spend, math.prod(sides)
+    spread = norms(np.abs(flat_taps(kernel)).sum(axis=3).reshape(-1)) * (1 + g(taps))
     blur = (1.5 * g(taps + 2) * (taps > 1) + 2 * U) * float(spread)  # rounding of products, of sines, of the kernel
 
     def proved(matrices: Array, shrink: float) -> float:
@@ -458,14 +572,16 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget:
 
     if taps == 1:
         spend(norm_work(kernel.shape, torus))
-        return proved(kernel[..., 0, 0], 1.0) * 4.0**power
-    flat, best, order = kernel.reshape(groups, n, c, taps), math.inf, coarsest(kh, kw)
+        return proved(kernel.reshape(groups, n, c), 1.0) * 4.0**power
+    best, order, positions = math.inf, coarsest(sides), np.indices(sides).reshape(len(sides), -1)
 
-    def worst_of(frequencies: NDArray[np.int64], order: int, shrink: float) -> float:  # in units of 1/order
+    def worst_of(counts: Shape, steps: Sequence[int], order: int, shrink: float) -> float:
+        # The norm at all frequencies (j₁·steps₁, …)/order, j < counts.
         worst = 0.0
-        for part in chunks(len(frequencies), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
-            angle = frequencies[part] @ grid(kh, kw).T % order  # (part, taps), exact
-            real, imaginary = (flat @ table[angle].T for table in circle(order))  # (groups, n, c, part)
+        for part in chunks(math.prod(counts), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
+            indices = np.stack(np.unravel_index(np.arange(part.start, part.stop), counts), axis=1)
+            angle = (indices * np.array(steps)) @ positions % order  # (part, taps), exact
+            real, imaginary = (flat_taps(kernel) @ wave[angle].T for wave in circle(order))  # (groups, n, c, part)
             matrix = np.concatenate(
                 [np.concatenate([real, -imaginary], axis=2), np.concatenate([imaginary, real], axis=2)], axis=1
             )
@@ -479,528 +595,861 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget:
     if torus is not None and few_frequencies(kernel.shape, torus):
         spend(norm_work(kernel.shape, torus))
         period = math.lcm(*torus)
-        steps = np.array([period // size for size in torus])
-        return worst_of(grid(torus[0], torus[1] // 2 + 1) * steps, period, 1.0) * 4.0**power
+        return worst_of(half(torus), [period // size for size in torus], period, 1.0) * 4.0**power
     while order <= FINEST:
-        frequencies = grid(order if kh > 1 else 1, order // 2 + 1 if kw > 1 else 1)
-        if best < math.inf and len(frequencies) * groups * min(n, c) * n * c > 2**35:
+        counts = grid(sides, order)
+        if best < math.inf and math.prod(counts) * groups * min(n, c) * n * c > 2**35:
             break
-        spend(symbol_work(kernel.shape, len(frequencies), 4 * order))
-        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in (kh, kw)) ** 2
-        best = min(best, worst_of(frequencies, order, shrink))
+        spend(symbol_work(kernel.shape, math.prod(counts), 4 * order))
+        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in sides) ** 2
+        best = min(best, worst_of(counts, [1] * len(sides), order, shrink))
         if best <= goal or best * shrink > goal * (1 + 1e-6 if min(n, c) <= 64 else 1.5):  # no finer grid can help
             break
         order *= 2
     return best * 4.0**power
 
 
-def grid(high: int, wide: int) -> NDArray[np.int64]:
-    return np.stack(np.meshgrid(np.arange(high), np.arange(wide), indexing="ij"), axis=-1).reshape(-1, 2)
-
-
 def chunks(count: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-# --- Layers ---
+# --- Nodes ---
 
 
-class Activation(NamedTuple):
-    """σ of a residual layer, with slopes in [0, 1]."""
+class Node:
+    """One node of the network: its fields and shapes, its cost, its constant, its rounding error and how it runs.
 
-    function: Callable[[Array], Array]
-    roundings: int  # s: what is computed is σ times 1 + θ, |θ| ≤ g_s
-    at_zero: float  # at least |σ(0)|
+    The first pass, ``plan``, checks the fields, sets the shape of the output and estimates the work. It reads no
+    entry of a tensor, so that nothing is allocated whatever a file says. The second pass, ``prove``, returns a
+    proved Lipschitz constant. ``run`` evaluates a batch in float64. Tensors are views of those that ``Tensors``
+    keeps: what a node itself keeps does not grow with them.
+    """
+
+    run: Callable[..., Array]
+    assumed: str | None = None  # the elementary function that the platform must compute within 8 ulp
+    # For one input: passes over the numbers it holds, and further work. Once: work on its tensors and the proof of
+    # its constant, at least. Entries of its weight, which each batch may copy.
+    moves, work, prepare, proof, entries = 4, 0, 0, 0, 0
+    # e(Z) = g(roundings)·(slope·Z + offset) + underflow, where squares of so many numbers may underflow, too.
+    roundings, slope, offset, squares = 0, 0.0, 0.0, 0.0
+    # The constant, if it is known in the first pass; the proved one; Λ of docs/certificate.md.
+    norm, proved, growth = 1.0, math.inf, Decimal(1)
+
+    def __init__(
+        self, entry: dict[str, Any], where: str, sources: Sequence[Shape], tensors: Tensors, budget: Budget
+    ) -> None:
+        self.entry, self.where, self.sources, self.tensors, self.budget = entry, where, sources, tensors, budget
+        self.op, self.name, self.inputs = str(entry["op"]), str(entry["name"]), list(entry["inputs"])
+        self.claimed = constant(entry["lipschitz"], where)
+        # What a change of the inputs adds up to in the output, and their Z in its error: a combination has weights.
+        self.gains, self.mix = [self.claimed], [1.0]
+        self.source = self.shape = sources[0]
+        self.room = self.size = math.prod(self.source)  # room: the numbers it holds for one input
+        self.plan()
+        self.room = max(self.room, budget.numbers(self.shape, where))
+        self.work += self.moves * MOVE * self.room
+
+    def plan(self) -> None:
+        """Check the fields and set the shape and the work."""
+
+    def prove(self) -> float:  # a Lipschitz constant; it also sets what ``error`` and ``run`` need
+        return self.norm
+
+    def error(self, z: Array, a: Arithmetic) -> Array:  # e(Z): of this node alone, for inputs of norm Z
+        small = (a.underflow if self.roundings else 0.0) + a.flushed * self.squares
+        return a.g(self.roundings) * (self.slope * z + self.offset) + small
+
+    def require(self, condition: bool, message: str) -> None:
+        need(condition, f"{self.where}: {message}")
+
+    def tensor(self, key: str, wanted: Shape | None = None, dtype: str | None = None) -> Shape:
+        # The shape of a tensor. It counts the work of converting and measuring it.
+        shape = self.tensors.shape(self.entry[key], wanted, dtype)
+        self.prepare += 8 * MOVE * math.prod(shape)
+        return shape
+
+    def take(self, key: str, count: int = 0, default: float = 0.0) -> Array:  # null: ``count`` times the default
+        name = self.entry[key]
+        return np.broadcast_to(default, (count,)) if name is None else self.tensors.take(name)
+
+    def column(self, values: Array) -> Array:  # one number for each channel, shaped so that it broadcasts
+        return values.reshape(-1, *[1] * (len(self.source) - 1))
+
+    def read_axis(self) -> int:
+        return integer(self.entry["axis"], 0, self.where, len(self.source) - 1)
+
+    def per_axis(self, key: str, least: int, width: int = 0) -> dict[int, Integers]:
+        """The axes of the input that have a list of integers, or a list of rows of ``width`` integers."""
+        lists, where = items(self.entry[key], self.where), self.where
+        self.require(len(lists) == len(self.source), f"{key} needs a list or null for each axis")
+        filled = {axis: items(values, where) for axis, values in enumerate(lists) if values is not None}
+        self.require(all(filled.values()), f"{key} needs lists that are not empty")
+        read = (lambda row: integers(row, least, where, [width])) if width else (lambda v: integer(v, least, where))
+        return {axis: np.array([read(value) for value in values]) for axis, values in filled.items()}
+
+    def spread(self, axis: int = 0) -> float:  # at least the root of the number of positions
+        return math.sqrt(self.size // self.source[axis]) * ROUND
 
 
-SMOOTH = 16  # 8 units in the last place, each of at most 2u
-ACTIVATIONS = {
-    "relu": Activation(lambda x: np.maximum(x, 0), 0, 0.0),
-    "leaky_relu": Activation(lambda x: np.where(x < 0, 0.01 * x, x), 1, 0.0),
-    "elu": Activation(lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)), x), SMOOTH, 0.0),
-    "softplus": Activation(lambda x: np.logaddexp(x, 0), SMOOTH, 0.6931471805599454),  # this is above log 2
-    "tanh": Activation(np.tanh, SMOOTH, 0.0),
-    "sigmoid": Activation(lambda x: 1 / (1 + np.exp(-x)), SMOOTH, 0.5),
+class Rearrange(Node):
+    """Reshape, transpose, reshape."""
+
+    def plan(self) -> None:
+        self.split = integers(self.entry["split"], 1, self.where, range(1, 17))
+        self.order = integers(self.entry["order"], 0, self.where, [len(self.split)])
+        self.shape = integers(self.entry["shape"], 1, self.where, range(1, 7))
+        self.require(sorted(self.order) == list(range(len(self.split))), "order must be a permutation")
+        self.require(
+            math.prod(self.split) == math.prod(self.shape) == self.size,
+            f"split and shape must have the size of the input {self.source}",
+        )
+
+    def run(self, x: Array) -> Array:
+        x = x.reshape(len(x), *self.split).transpose(0, *(axis + 1 for axis in self.order))
+        return x.reshape(len(x), *self.shape)
+
+
+class Select(Node):
+    """Entries of the input, chosen axis by axis; the index −1 stands for a constant.
+
+    Each axis is a matrix with at most one 1 in a row. Its norm is the root of how often the most frequent index
+    occurs, and the norm of the whole, a Kronecker product, is the product of these.
+    """
+
+    def plan(self) -> None:
+        self.value = constant(self.entry["value"], self.where, -MODULUS)
+        self.indices = self.per_axis("indices", -1)
+        shape, times, self.moves = list(self.source), 1, 8
+        for axis, index in self.indices.items():
+            self.require(int(index.max()) < shape[axis], f"an index is not below {shape[axis]}")
+            times *= int(np.unique(index[index >= 0], return_counts=True)[1].max(initial=0))
+            shape[axis] = len(index)
+        self.shape, self.norm = tuple(shape), root_above(Fraction(times))
+        self.offset = abs(self.value) * math.sqrt(math.prod(shape)) * ROUND  # exact in float64, rounded in float32
+
+    def run(self, x: Array) -> Array:
+        every = [self.indices.get(axis, np.arange(size)) for axis, size in enumerate(self.source)]
+        x = x[(slice(None), *np.ix_(*every))]  # type: ignore[arg-type]
+        for axis, index in self.indices.items():
+            np.moveaxis(x, axis + 1, 0)[index < 0] = self.value
+        return x
+
+
+class GroupSort(Node):
+    """Sort each group of neighbors along an axis."""
+
+    def plan(self) -> None:
+        axis, size = self.read_axis(), integer(self.entry["size"], 1, self.where)
+        count, self.axis, self.moves = self.source[axis], axis + 2, 16
+        self.require(count % size == 0, f"{count} entries are not groups of {size}")
+        self.require(isinstance(self.entry["descending"], bool), "descending must be true or false")
+        self.split = (*self.source[:axis], count // size, size, *self.source[axis + 1 :])
+
+    def run(self, x: Array) -> Array:
+        y = np.sort(x.reshape(len(x), *self.split), axis=self.axis)
+        return (np.flip(y, self.axis) if self.entry["descending"] else y).reshape(x.shape)
+
+
+class Normalize(Node):
+    """(x − μ)/s, channel by channel."""
+
+    def plan(self) -> None:
+        self.tensor("mean", self.source[:1])
+        self.tensor("std", self.source[:1])
+        self.roundings, self.slope = 2, self.claimed
+
+    def prove(self) -> float:
+        least = float(self.take("std").min())
+        self.require(least > 0, "std must be positive")
+        self.offset = self.claimed * float(norms(self.take("mean"))) * self.spread() * ROUND
+        return above(1 / Fraction(least))
+
+    def run(self, x: Array) -> Array:
+        return np.asarray((x - self.column(self.take("mean"))) / self.column(self.take("std")))
+
+
+class BatchNorm(Node):
+    """(x − μ)·w/√(v + ε) + b, channel by channel."""
+
+    def plan(self) -> None:
+        for key in ("mean", "variance", *(key for key in ("weight", "bias") if self.entry[key] is not None)):
+            self.tensor(key, self.source[:1])
+        self.eps, self.moves = constant(self.entry["eps"], self.where), 8
+        self.prepare += EXACT * self.source[0]
+        # v + ε (1), its root (1.5), the quotient (1), two products (2), a difference and a sum (2), and spare.
+        self.roundings, self.slope = 12, self.claimed
+
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        weight, bias = self.take("weight", self.source[0], 1.0), self.take("bias", self.source[0])
+        return self.take("mean"), self.take("variance"), weight, bias
+
+    def prove(self) -> float:
+        mean, variance, weight, bias = self.parts()
+        self.require(bool((variance >= 0).all()), "the variance must not be negative")
+        factor = np.abs(weight) / np.sqrt(variance + self.eps) * ROUND
+        for what, values in (("variance + eps", variance + self.eps), ("a factor", factor[weight != 0])):
+            self.require(
+                bool(((values >= 1 / MODULUS) & (values <= MODULUS)).all()),
+                f"{what} must lie within 2^-100 and 2^100",
+            )
+        self.offset = 2 * float(norms(np.abs(bias) + 2 * factor * np.abs(mean))) * self.spread() * ROUND
+        # The largest factor is among those that are largest up to rounding.
+        near, eps = factor >= factor.max() * (1 - 2.0**-40), Fraction(self.eps)
+        rows = set(zip(weight[near].tolist(), variance[near].tolist(), strict=True))
+        return root_above(max(Fraction(w) ** 2 / (Fraction(v) + eps) for w, v in rows))
+
+    def run(self, x: Array) -> Array:
+        mean, variance, weight, bias = map(self.column, self.parts())
+        return np.asarray((x - mean) * (weight / np.sqrt(variance + self.eps)) + bias)
+
+
+class Prelu(Node):
+    """x where x ≥ 0 and w·x elsewhere, with one w or one for each channel."""
+
+    def plan(self) -> None:
+        self.require(self.tensor("weight") in ((1,), self.source[:1]), "weight must be (1) or (channels)")
+        self.roundings, self.slope = 1, self.claimed
+
+    def prove(self) -> float:
+        return max(1.0, float(np.abs(self.take("weight")).max()))
+
+    def run(self, x: Array) -> Array:
+        return np.where(x < 0, self.column(self.take("weight")) * x, x)
+
+
+class Windows(Node):
+    """The maximum or the norm of each window: on each axis with a list, start, start + step, … below stop.
+
+    It changes by at most the norm of the change in the window, and an entry belongs to so many windows.
+    """
+
+    width = 3  # integers of a window
+
+    def plan(self) -> None:
+        shape, self.windows, self.most = list(self.source), dict[int, Integers](), 1  # most: p, entries of a window
+        for axis, rows in self.per_axis("windows", 0, self.width).items():
+            start, stop, step = np.pad(rows, ((0, 0), (0, 3 - self.width)), constant_values=1).T
+            self.require(bool(((start < stop) & (step > 0)).all()), "a window is empty")
+            last = stop - 1 - (stop - start - 1) % step
+            self.require(bool((last < shape[axis]).all()), f"a window leaves an axis of size {shape[axis]}")
+            self.windows[axis], shape[axis] = np.stack((start, last, step)), len(rows)
+            longest = int(((last - start) // step).max()) + 1
+            gathered, self.most = self.budget.numbers((*shape, longest), self.where), self.most * longest
+            self.room, self.prepare = max(self.room, gathered), self.prepare + 16 * MOVE * gathered
+        self.shape, self.moves = tuple(shape), 4 + 8 * len(self.windows)
+        if self.op == "l2_pool":  # an entry is in at most L² windows
+            self.roundings, self.slope = self.most + 8, self.claimed
+            self.squares = max(1.0, self.claimed) * math.sqrt(self.size) * ROUND
+
+    def index(self, axis: int) -> Integers:
+        """(windows, longest): the indices of each window. The size of the axis stands for none."""
+        start, last, step = self.windows[axis][:, :, None]
+        index = start + step * np.arange(int(((last - start) // step).max()) + 1)
+        return np.where(index <= last, index, self.source[axis])
+
+    def reduce(self, function: np.ufunc, x: Array, none: float) -> Array:
+        for axis in self.windows:
+            x = np.insert(x, x.shape[axis + 1], none, axis=axis + 1)
+            x = function.reduce(np.take(x, self.index(axis), axis=axis + 1), axis=axis + 2)
+        return x
+
+    def prove(self) -> float:
+        shared = (np.bincount(self.index(axis).reshape(-1))[: self.source[axis]].max() for axis in self.windows)
+        return root_above(Fraction(math.prod(map(int, shared))))
+
+    def run(self, x: Array) -> Array:
+        largest = self.op == "max_pool"
+        return self.reduce(np.maximum, x, -math.inf) if largest else np.sqrt(self.reduce(np.add, x * x, 0.0))
+
+
+class Pool(Windows):
+    """The sum of each window times a factor, divided by an integer for each window.
+
+    Each axis is a matrix A with A[i, k] = 1/divisor_i for k in window i. The norm of the whole, a Kronecker
+    product, is the product of theirs. If the windows are disjoint, AAᵀ is diagonal.
+    """
+
+    width = 2
+
+    def plan(self) -> None:
+        super().plan()
+        self.factor, self.divisors = constant(self.entry["factor"], self.where), self.per_axis("divisors", 1)
+        self.roundings, self.slope = self.most + 2, self.claimed
+        same = {axis: rows.shape[1] for axis, rows in self.windows.items()}
+        self.require(
+            self.factor > 0 and same == {axis: len(row) for axis, row in self.divisors.items()},
+            "needs a positive factor, and a divisor for each window",
+        )
+        self.require(
+            math.prod(int(row.max()) for row in self.divisors.values()) <= 2**53,
+            "the product of the divisors must not exceed 2^53",
+        )
+        for axis in filter(self.overlap, self.windows):
+            shape = same[axis], self.source[axis]
+            self.budget.require(math.prod(shape), ENTRIES, f"{self.where}: the number of entries of a matrix is")
+            self.prepare += math.prod(shape) * (32 * MOVE + 16 * min(shape))
+            self.proof += eigenvalue_work(1, *shape)
+
+    def overlap(self, axis: int) -> bool:
+        start, last, _ = self.windows[axis][:, np.argsort(self.windows[axis][0])]
+        return bool((last[:-1] >= start[1:]).any())
+
+    def prove(self) -> float:
+        square, norm = Fraction(self.factor) ** 2, 1.0
+        for axis, divisors in self.divisors.items():
+            if self.overlap(axis):
+                matrix = np.zeros((1, len(divisors), self.source[axis] + 1))
+                np.put_along_axis(matrix[0], self.index(axis), 1 / divisors[:, None], axis=1)
+                matrix = np.ascontiguousarray(matrix[:, :, :-1])
+                goal = float(np.linalg.norm(matrix[0], 2)) ** 2 * (1 + 2.0**-29)
+                norm *= math.sqrt(norm_squared(matrix, goal, None, self.budget)) * ROUND
+            else:
+                lengths = (self.windows[axis][1] - self.windows[axis][0] + 1).tolist()
+                square *= max(Fraction(n, d**2) for n, d in set(zip(lengths, divisors.tolist(), strict=True)))
+        return root_above(square) if norm == 1 else root_above(square) * norm * ROUND
+
+    def run(self, x: Array) -> Array:
+        divisor = np.ones(1)
+        for axis, row in self.divisors.items():
+            divisor = divisor * row.reshape(-1, *[1] * (len(self.source) - axis - 1))
+        return np.asarray(self.reduce(np.add, x, 0.0) * self.factor / divisor)
+
+
+class Softmax(Node):
+    """exp(x − max)/Σ exp(x − max) along an axis, or its logarithm x − max − log Σ exp(x − max)."""
+
+    def plan(self) -> None:
+        axis = self.read_axis()
+        n, spread, self.axis, self.moves, self.assumed = self.source[axis], self.spread(axis), axis + 1, 16, self.op
+        root = math.sqrt(n) * ROUND
+        self.norm, self.roundings, self.offset = 0.5, n + 24, (1 + root) * spread * ROUND
+        if self.op == "log_softmax":
+            self.norm, self.roundings, self.slope = root_above(Fraction(n)), n + 40, 4.0
+            self.offset = (n + 4) * root * spread * ROUND
+
+    def run(self, x: Array) -> Array:
+        x = x - x.max(axis=self.axis, keepdims=True)
+        total = np.exp(x).sum(axis=self.axis, keepdims=True)
+        return np.asarray(np.exp(x) / total if self.op == "softmax" else x - np.log(total))
+
+
+class Function(NamedTuple):
+    """A function σ(x, *parameters), entry by entry. What is computed errs by g(roundings)·(L|x| + |σ(0)|)."""
+
+    run: Callable[..., Any]
+    roundings: int = 0
+    lipschitz: Callable[..., float | Fraction] = lambda *p: 1
+    at_zero: Callable[..., float] = lambda *p: 0.0  # at least |σ(0)|; if exact, what float32 rounds
+    least: tuple[float, ...] = ()  # of each parameter
+
+
+def erfc(x: Array) -> Array:
+    numbers: Any = np.ascontiguousarray(x).reshape(-1)
+    return np.fromiter(map(math.erfc, memoryview(numbers)), np.float64, x.size).reshape(x.shape)
+
+
+def expm1(x: Array) -> Array:
+    return np.expm1(np.minimum(x, 0))
+
+
+SMOOTH = 16  # 8 units in the last place, each of at most 2u; functions with more roundings are assumed
+LOG2 = 0.6931471805599454  # this float is above log 2
+SELU = 1.0507009873554805, 1.6732632423543772
+REAL, NOT_NEGATIVE, POSITIVE = (-MODULUS,), (0.0,), (1 / MODULUS,)
+FUNCTIONS = {
+    "identity": Function(lambda x: x),
+    "relu": Function(lambda x: np.maximum(x, 0)),
+    "abs": Function(np.abs),
+    "hardtanh": Function(
+        lambda x, low, high: np.minimum(np.maximum(x, low), high),
+        at_zero=lambda low, high: max(abs(low), abs(high)),
+        least=REAL + REAL,
+    ),
+    "maximum": Function(np.maximum, at_zero=abs, least=REAL),
+    "scale": Function(lambda x, a: a * x, 1, abs, least=REAL),
+    "leaky_relu": Function(lambda x, a: np.where(x < 0, a * x, x), 1, lambda a: max(1, abs(a)), least=REAL),
+    "softshrink": Function(
+        lambda x, a: np.where(x > a, x - a, np.where(x < -a, x + a, 0.0)), 1, least=NOT_NEGATIVE
+    ),
+    "softsign": Function(lambda x: x / (1 + np.abs(x)), 3),
+    "hardsigmoid": Function(lambda x: np.clip(x + 3, 0, 6) / 6, 4, lambda: Fraction(1, 6), lambda: 0.5),
+    "hardswish": Function(lambda x: x * np.clip(x + 3, 0, 6) / 6, 6, lambda: 1.5),
+    "elu": Function(lambda x, a: np.where(x < 0, a * expm1(x), x), 17, lambda a: max(1, abs(a)), least=REAL),
+    "celu": Function(lambda x, a: np.where(x < 0, a * expm1(x / a), x), 20, least=POSITIVE),
+    "selu": Function(
+        lambda x: SELU[0] * np.where(x < 0, SELU[1] * expm1(x), x),
+        20,
+        lambda: Fraction(SELU[0]) * Fraction(SELU[1]),
+    ),
+    "tanh": Function(np.tanh, 17),
+    "sigmoid": Function(lambda x: 1 / (1 + np.exp(-x)), 17, lambda: 0.25, lambda: 0.5),
+    "softplus": Function(
+        lambda x, b: np.logaddexp(b * x, 0) / b, 20, at_zero=lambda b: LOG2 / b * ROUND, least=POSITIVE
+    ),
+    "logsigmoid": Function(lambda x: -np.logaddexp(-x, 0), 17, at_zero=lambda: LOG2),
+    "gelu": Function(lambda x: x * (0.5 * erfc(-x * math.sqrt(0.5))), 20, lambda: 1.129),
+    "silu": Function(lambda x: x / (1 + np.exp(-x)), 20, lambda: 1.0999),
+    "mish": Function(lambda x: x * np.tanh(np.logaddexp(x, 0)), 20, lambda: 1.0885),
+    "tanhshrink": Function(lambda x: x - np.tanh(x), 18),
+}
+# Of residual nodes, with slopes in [0, 1]: their parameters, and the roundings relative to σ(x) itself.
+ACTIVATIONS: dict[str, tuple[tuple[float, ...], int]] = {
+    **{"relu": ((), 0), "leaky_relu": ((0.01,), 1)},
+    **{"elu": ((1.0,), SMOOTH), "softplus": ((1.0,), SMOOTH), "tanh": ((), SMOOTH), "sigmoid": ((), SMOOTH)},
 }
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """e(Z) of docs/certificate.md: g_{n1}(κZ + β), and for a residual layer (n2 > 0) its longer formula."""
+class Scalar(Node):
+    """A function of the table above, entry by entry."""
 
-    n1: int
-    kappa: float
-    beta: float
-    n2: int = 0
-    root: float = 0.0  # at least √ρ
-    start: float = 0.0  # at least the norm of Γ^½σ(0)
-    sigma: int = 0  # roundings of σ
+    def plan(self) -> None:
+        function, least = FUNCTIONS[self.op], FUNCTIONS[self.op].least
+        values = items(self.entry.get("parameters", [self.entry.get("factor")]), self.where)
+        self.require(len(values) == len(least), f"needs {len(least)} parameters")
+        self.parameters = [constant(value, self.where, low) for value, low in zip(values, least, strict=True)]
+        self.require(self.op != "hardtanh" or self.parameters == sorted(self.parameters), "needs low <= high")
+        self.norm, self.roundings = above(Fraction(function.lipschitz(*self.parameters))), function.roundings
+        self.slope = self.claimed if function.roundings else 0.0
+        self.offset = function.at_zero(*self.parameters) * math.sqrt(self.size) * ROUND
+        if function.roundings > SMOOTH:
+            self.assumed, self.moves = self.op, 32
+
+    def run(self, x: Array) -> Array:
+        return np.asarray(FUNCTIONS[self.op].run(x, *self.parameters))
+
+
+class Combination(Node):
+    """Σ α_k x_k with weights α_k ≥ 0."""
+
+    def plan(self) -> None:
+        self.tensor("weights", (len(self.inputs),))
+        self.require(len(set(self.sources)) == 1, "all inputs must have one shape")
+        self.room = max(self.room * (1 + len(set(self.inputs))), 4 * len(self.inputs))  # err and Z of each input
+        self.work, self.prepare = len(self.inputs) * (4 * MOVE * self.size + 2**15), EXACT * len(self.inputs)
+        self.roundings, self.slope = len(self.inputs) + 2, 1.0
+
+    def prove(self) -> float:
+        self.gains = self.mix = self.take("weights").tolist()
+        self.require(min(self.mix) >= 0, "the weights must not be negative")
+        return above(sum(map(Fraction, self.mix), Fraction(0)))
+
+    def run(self, *values: Array) -> Array:
+        return np.asarray(sum(weight * value for weight, value in zip(self.mix, values, strict=True)))
+
+
+# --- Nodes with a weight ---
+
+
+class Convolution:
+    """Wᵀ and its adjoint W, tap by tap: y[o] = Σ_t K[t] x[s·o + d·t − before], on as many axes as there are taps.
+
+    A dense operator has no taps, and every axis but the first is a position.
+
+    With s' = s/gcd(s, d) two taps t and t' read the same input only if t − t' is a multiple of s'. For the norm,
+    stride and dilation are what stride s' alone is: see docs/certificate.md.
+    """
+
+    # Further sums on the way of a number; at least ‖T‖² and ‖|T|‖² of ``Waves``; its work on tensors.
+    more, stretch, absolute, prepare = 0, 1.0, 1.0, 0
+
+    def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
+        entry, where, (channels, *sizes) = node.entry, node.where, image
+        axes = len(sizes) if "stride" in entry else 0
+        node.require(
+            len(weight) == 2 + axes and (0 < axes <= 3 or "axis" in entry),
+            f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes",
+        )
+        n, c, *sides = weight
+        groups, mode = integer(entry["groups"], 1, where), entry.get("padding_mode", "zeros")
+        node.require(
+            n % groups == 0 and c * groups == channels, f"weight {weight} in {groups} groups on {channels} channels"
+        )
+        node.require(max(sides, default=1) <= KERNEL, f"kernels have sides of at most {KERNEL}")
+        node.require(mode in ("zeros", "circular"), "padding_mode is zeros or circular")
+        pads = [integers(row, 0, where, [2]) for row in items(entry.get("padding", []), where)]
+        steps, dilation = (integers(entry.get(key, []), 1, where, [axes]) for key in ("stride", "dilation"))
+        node.require(len(pads) == axes, f"padding needs {axes} pairs")
+        self.padded = tuple(map(sum, zip(sizes, *zip(*pads, strict=True), strict=True))) if axes else image[1:]
+        node.budget.numbers((channels, *self.padded), where)
+        spans = [d * (k - 1) + 1 for k, d in zip(sides, dilation, strict=True)]
+        node.require(all(map(operator.ge, self.padded, spans)), "the kernel is larger than the image")
+        # With more padding a circular image would have more outputs than strides.
+        rows = zip(pads, spans, sizes, steps, strict=False)
+        fits = all(p[0] == p[1] <= size and 2 * p[0] < span and size % s == 0 for p, span, size, s in rows)
+        self.circular = mode == "circular"
+        node.require(
+            fits or not self.circular,
+            "circular needs equal padding of at most d(k-1)/2, and a stride that divides the image",
+        )
+        strided = ((size - span) // s + 1 for size, span, s in zip(self.padded, spans, steps, strict=False))
+        self.out = tuple(strided) if axes else image[1:]
+        own = self.circular and max(dilation) == 1
+        self.torus = tuple(size // s for size, s in zip(sizes, steps, strict=True)) if own else None
+        self.image, self.hidden, self.kernel = image, (n, *self.out), (groups, n // groups, c, *sides)
+        self.pads, self.steps, self.dilation = pads, steps, dilation
+        self.stride = tuple(s // math.gcd(s, d) for s, d in zip(steps, dilation, strict=True))
+        self.room = max(channels * math.prod(self.padded), node.budget.numbers(self.hidden, where))
+        # For one input: multiply-adds, and numbers written besides.
+        self.products = math.prod(self.out) * math.prod(weight)
+        self.moved = math.prod(sides) * (math.prod(self.out) * (channels + n) + 512)
+
+    def load(self, node: Node) -> None:
+        self.weight = node.take("weight").reshape(self.kernel)
+
+    def windows(self) -> Iterator[tuple[Array, tuple[Any, ...]]]:
+        taps = np.ascontiguousarray(np.moveaxis(self.weight, (0, 1, 2), (-3, -2, -1)))  # for this batch: not kept
+        for tap in np.ndindex(taps.shape[:-3]):
+            starts = tuple(map(operator.mul, tap, self.dilation))
+            rows = zip(starts, self.steps, self.out, strict=False)
+            yield taps[tap], (..., *(slice(start, start + s * (size - 1) + 1, s) for start, s, size in rows))
+
+    def forward(self, x: Array) -> Array:
+        (groups, n, c), batch = self.kernel[:3], len(x)
+        if self.pads:
+            x = np.pad(x, [(0, 0), (0, 0), *self.pads], mode="wrap" if self.circular else "constant")
+        # The batch stands beside the positions: each tap is one product of large matrices.
+        x = x.swapaxes(0, 1).reshape(groups, c, batch, *self.padded)
+        y = np.zeros((groups, n, batch * math.prod(self.out)))
+        for tap, window in self.windows():
+            y += tap @ x[window].reshape(groups, c, -1)
+        return y.reshape(groups * n, batch, *self.out).swapaxes(0, 1)
+
+    def adjoint(self, y: Array) -> Array:
+        (groups, n, c), batch = self.kernel[:3], len(y)
+        x, y = np.zeros((groups, c, batch, *self.padded)), y.swapaxes(0, 1).reshape(groups, n, -1)
+        for tap, window in self.windows():
+            x[window] += (tap.swapaxes(1, 2) @ y).reshape(groups, c, batch, *self.out)
+        for axis, (before, after) in enumerate(self.pads):
+            size, line = self.image[1 + axis], np.moveaxis(x, 3 + axis, 0)
+            if self.circular:  # what fell into the padding belongs to the other side
+                line[size : size + before] += line[:before]
+                line[before : before + after] += line[before + size :]
+            x = np.moveaxis(line[before : before + size], 0, 3 + axis)
+        return x.reshape(groups * c, batch, *self.image[1:]).swapaxes(0, 1)
+
+
+class Waves:
+    """Wᵀ = TᵀBT and its adjoint W: T is x ↦ RxCᵀ on each channel, B has a block for each two rows of R and of C."""
+
+    stride: Shape = ()
+    torus = None
+
+    def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
+        waves = [node.tensor(key) for key in ("rows", "columns")]
+        node.require(
+            len(image) == len(weight) == 3 and all(len(shape) == 2 for shape in waves),
+            "needs an image, matrices of rows and columns, and a weight (hw, 4n, 4m)",
+        )
+        (h2, high), (w2, wide) = waves
+        node.require(
+            (high, wide) == image[1:] and h2 % 2 == w2 % 2 == 0,
+            "rows and columns must be of this image, and an even number of them",
+        )
+        node.require(max(h2, high, w2, wide) <= WAVES, f"at most {WAVES} rows and columns")
+        node.require(
+            weight[0] == h2 * w2 // 4 and weight[1] % 4 == 0 and weight[2] == 4 * image[0],
+            f"weight {weight} on an image {image}",
+        )
+        n = weight[1] // 4
+        self.image, self.kernel, self.hidden, self.more = image, weight, (n, high, wide), h2 + high + w2 + wide
+        self.room = node.budget.numbers((max(image[0], n), max(h2, high), max(w2, wide)), node.where)
+        self.products = (image[0] + n) * h2 * wide * (high + w2) + math.prod(weight)
+        self.moved, self.prepare = 6 * self.room, sum(eigenvalue_work(1, *shape) for shape in waves)
+
+    def load(self, node: Node) -> None:
+        self.weight, self.waves = node.take("weight"), [node.take(key) for key in ("rows", "columns")]
+        largest = max(float(np.abs(wave).max()) for wave in self.waves)
+        node.require(largest <= 1, "rows and columns have entries above 1")
+        self.stretch = math.prod(top_eigenvalue(wave[None], 1.0) for wave in self.waves) * ROUND
+        self.absolute = math.prod(absolute_norm(wave[None]) ** 2 for wave in self.waves) * ROUND
+        node.require(
+            1 / MODULUS <= self.stretch <= MODULUS, "rows and columns must have a norm within 2^-50 and 2^50"
+        )
+
+    def forward(self, x: Array, adjoint: bool = False) -> Array:  # (batch, m, H, W) → (batch, n, H, W)
+        blocks, (rows, columns) = self.weight.swapaxes(1, 2) if adjoint else self.weight, self.waves
+        batch, c, high, wide = x.shape
+        h, w, n = len(rows) // 2, len(columns) // 2, blocks.shape[1] // 4
+        x = rows @ x.transpose(2, 3, 1, 0).reshape(high, -1)
+        x = (columns @ x.reshape(2 * h, wide, -1)).reshape(h, 2, w, 2, -1).transpose(0, 2, 1, 3, 4)
+        y = (blocks @ x.reshape(h * w, 4 * c, batch)).reshape(h, w, 2, 2, -1).transpose(0, 2, 1, 3, 4)
+        y = rows.T @ (columns.T @ y.reshape(2 * h, 2 * w, -1)).reshape(2 * h, -1)
+        return np.asarray(y.reshape(high, wide, n, batch).transpose(3, 2, 0, 1))
+
+    def adjoint(self, y: Array) -> Array:
+        return self.forward(y, adjoint=True)
+
+
+class Affine(Node):
+    """Wᵀx + b along an axis, where Wᵀ is a matrix, a convolution or a circular operator.
+
+    If there is a ``size``, it is Wx + b with the convolution Wᵀ on images of that size.
+    """
+
+    products = 1  # with Wᵀ or W
+
+    def plan(self) -> None:
+        weight, axis = self.tensor("weight"), self.read_axis() if "axis" in self.entry else 0
+        image = (self.source[axis], *self.source[:axis], *self.source[axis + 1 :])
+        self.transposed, self.axis, self.entries = "size" in self.entry, axis + 1, math.prod(weight)
+        if self.transposed:
+            size = integers(self.entry["size"], 1, self.where, [len(image) - 1])
+            image = (math.prod(weight[1:2]) * integer(self.entry["groups"], 1, self.where), *size)
+            self.budget.numbers(image, self.where)
+        self.map = (Waves if "rows" in self.entry else Convolution)(self, image, weight)
+        self.require(
+            not self.transposed or self.map.hidden == self.source,
+            f"the convolution gives {self.map.hidden}, not the shape of the input",
+        )
+        # Where the bias is added, with the channels first.
+        self.hidden = self.map.image if self.transposed else self.map.hidden
+        n, *out = self.hidden
+        self.shape = (*out[:axis], n, *out[axis:])
+        groups, rows, columns, *sides = split = phases_shape(self.map.kernel, self.map.stride)
+        largest = groups * min(rows, columns) ** 2 if math.prod(sides) == 1 else 4 * groups * rows * columns
+        entries = max(math.prod(split), largest)
+        self.budget.require(entries, ENTRIES, f"{self.where}: the number of entries of a matrix in its proof is")
+        if self.entry["bias"] is not None:
+            self.tensor("bias", (n,))
+        self.prepare += 32 * MOVE * math.prod(split) + self.map.prepare
+        self.proof, self.room, self.moves = norm_work(split, self.map.torus), self.map.room, 8
+        # An elementary function takes as long as eight moves.
+        once = self.map.products + MOVE * self.map.moved
+        self.work = self.products * once + 16 * MOVE * math.prod(self.map.hidden)
+
+    def load(self) -> None:  # fans: the lengths of the sums of Wᵀ and W
+        self.map.load(self)
+        area, self.bias = math.prod(self.map.kernel[3:]), self.take("bias", self.hidden[0])
+        self.fans = [self.map.kernel[axis] * area + self.map.more for axis in (2, 1)]
+
+    def prove(self) -> float:
+        self.load()
+        split, stretch = phases(self.map.weight, self.map.stride), self.map.stretch
+        norm = math.sqrt(norm_squared(split, (self.claimed / stretch) ** 2, self.map.torus, self.budget))
+        self.roundings = self.fans[self.transposed] + 1
+        self.slope = absolute_norm(split) * self.map.absolute * ROUND
+        self.offset = float(norms(self.bias)) * math.sqrt(math.prod(self.hidden[1:])) * ROUND
+        norm = norm if stretch == 1 else norm * stretch * ROUND
+        return math.nextafter(norm, math.inf) if norm else 0.0
+
+    def run(self, x: Array) -> Array:
+        apply = self.map.adjoint if self.transposed else self.map.forward
+        return np.moveaxis(apply(np.moveaxis(x, self.axis, 1)) + self.column(self.bias), 1, self.axis)
+
+
+class Residual(Affine):
+    """x − W(2γ∘σ(Wᵀx + b)), with constant max(1, 2ρ − 1) for ρ = λmax(WΓWᵀ)."""
+
+    products = 2
+
+    def plan(self) -> None:
+        super().plan()
+        self.shape, activation, n = self.source, self.entry["activation"], self.hidden[0]
+        self.require(
+            isinstance(activation, str) and activation in ACTIVATIONS,
+            f"activation is one of {', '.join(ACTIVATIONS)}",
+        )
+        self.parameters, self.sigma = ACTIVATIONS[activation]
+        self.function, self.assumed = FUNCTIONS[activation], activation if self.sigma == SMOOTH else None
+        self.tensor("gamma", (n,))
+        # Row sums need the overlaps of all pairs of filters in one matrix.
+        self.by_rows = self.entry.get("witness") is not None and n * self.map.kernel[1] <= ENTRIES
+        if self.entry.get("witness") is not None:
+            self.tensor("witness", (n,), "<f8")
+        if self.by_rows:
+            self.proof = row_sums_work(self.map.kernel, self.map.stride)
+
+    def prove(self) -> float:
+        self.load()
+        kernel, stride, torus, stretch = self.map.weight, self.map.stride, self.map.torus, self.map.stretch
+        self.gamma, heads, goal, rho = self.take("gamma"), kernel.shape[:2], (1 + self.claimed) / 2, math.inf
+        self.require(bool((self.gamma >= 0).all()), "gamma must not be negative")
+        root = np.sqrt(self.gamma) * (1 + 2.0**-51)  # at least √γ
+        each = np.tile(root, (len(kernel), 4)) if isinstance(self.map, Waves) else root.reshape(heads)
+        split = phases(kernel * each.reshape(*heads, *[1] * (kernel.ndim - 2)), stride)  # within u in each entry
+        if self.entry.get("witness") is not None:
+            self.require(bool((self.take("witness") > 0).all()), "the witness must be positive")
+        if self.by_rows:
+            self.budget.spend(row_sums_work(kernel.shape, stride))
+            rho = row_sums(kernel, self.gamma.reshape(heads), self.take("witness").reshape(heads), stride)
+        # Inputs that one tap reads, the same for all filters: their part of the Gram matrix, a sum over inputs, is
+        # the same at every frequency.
+        single = (((flat_taps(split) != 0).any(axis=1)).sum(axis=2) <= 1).all(axis=0)
+        if not rho <= goal and torus is None and single.any() and math.prod(kernel.shape[3:]) > 1:
+            still = norm_squared(flat_taps(split)[:, :, single].sum(axis=3), goal, None, self.budget)
+            moving, left = split[:, :, ~single], max(goal - still, 0.0)
+            rest = norm_squared(moving, left, None, self.budget) if moving.size else 0.0
+            rho = min(rho, (still + rest) * ROUND)
+        if not rho <= goal:
+            square = norm_squared(split, goal / stretch**2, torus, self.budget)
+            rho = min(rho, square if stretch == 1 else square * stretch**2 * ROUND)
+        self.kappa, self.root = absolute_norm(split) * self.map.absolute * ROUND, math.sqrt(rho) * ROUND
+        spread = math.sqrt(math.prod(self.hidden[1:])) * ROUND
+        self.beta = float(norms(root * self.bias)) * spread
+        self.start = self.function.at_zero(*self.parameters) * float(norms(root)) * spread * ROUND
+        return above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf
 
     def error(self, z: Array, a: Arithmetic) -> Array:
-        first = a.g(self.n1) * (self.kappa * z + self.beta)
-        if not self.n2:
-            return first + a.underflow
+        first = a.g(self.fans[0] + 1) * (self.kappa * z + self.beta)
         v = self.root * z + self.beta + first + self.start
         # σ and its product with 2γ are rounded. ReLU is exact: one rounding, and the casts.
         rounded, most = (1 + a.casts) * a.u, 1 + a.u
         if self.sigma:
             rounded, most = a.g(1 + self.sigma), 1 + a.g(1 + self.sigma)
         inner = 2 * (1 + a.u) * self.root * (first + rounded * v)
-        return inner + a.g(self.n2) * (z + 2 * most * self.kappa * v) + a.underflow
+        return inner + a.g(self.fans[1] + 3) * (z + 2 * most * self.kappa * v) + a.underflow
+
+    def run(self, x: Array) -> Array:
+        hidden = self.map.forward(np.moveaxis(x, self.axis, 1)) + self.column(self.bias)
+        hidden = self.function.run(hidden, *self.parameters) * self.column(2 * self.gamma)
+        return np.asarray(x - np.moveaxis(self.map.adjoint(hidden), 1, self.axis))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A layer whose fields and shapes fit, with an estimate of its work; no entry of a tensor has been read."""
-
-    entry: dict[str, Any]
-    where: str
-    claimed: float
-    source: Shape  # of what comes in
-    shape: Shape  # of what comes out
-    room: int  # numbers it holds for one input
-    entries: int  # of its weight, which each batch may copy
-    work: int  # for one input
-    prepare: int  # work on its tensors besides the proof of its constant: copies, means, κ
-    proof: int  # work of that proof, at least
-    parts: SimpleNamespace
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer as read: its constant, claimed and proved, its rounding (None: exact) and what ``run`` needs.
-
-    Its tensors are views of those that ``Tensors`` keeps: what a layer itself keeps does not grow with them.
-    """
-
-    op: str
-    name: str
-    claimed: float
-    proved: float
-    shape: Shape  # of what comes out
-    room: int  # numbers it holds for one input
-    rounding: Rounding | None
-    parts: SimpleNamespace
+CONV = "weight bias stride padding dilation groups"
+RESIDUAL = "gamma witness activation"
+OPS: dict[str, tuple[type[Node], str]] = {
+    **dict.fromkeys(FUNCTIONS, (Scalar, "parameters")),
+    "scale": (Scalar, "factor"),
+    "linear": (Affine, "weight bias axis groups"),
+    "conv": (Affine, f"{CONV} padding_mode"),
+    "circular": (Affine, "rows columns weight bias"),
+    "conv_transpose": (Affine, f"{CONV} size"),
+    "residual_linear": (Residual, f"weight bias axis groups {RESIDUAL}"),
+    "residual_conv": (Residual, f"{CONV} padding_mode {RESIDUAL}"),
+    "residual_circular": (Residual, "rows columns weight bias gamma activation"),
+    "rearrange": (Rearrange, "split order shape"),
+    "select": (Select, "indices value"),
+    "group_sort": (GroupSort, "size axis descending"),
+    "normalize": (Normalize, "mean std"),
+    "batch_norm": (BatchNorm, "mean variance weight bias eps"),
+    "prelu": (Prelu, "weight"),
+    "pool": (Pool, "windows divisors factor"),
+    "max_pool": (Windows, "windows"),
+    "l2_pool": (Windows, "windows"),
+    "softmax": (Softmax, "axis"),
+    "log_softmax": (Softmax, "axis"),
+    "combination": (Combination, "weights"),
+}
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """Wᵀ and its adjoint W, tap by tap: y[o] = Σ_t K[t] x[so + t − p]."""
-
-    kernel: Array  # (groups, n, c, kh, kw)
-    stride: Shape
-    padding: Shape
-    circular: bool
-    image: Shape  # (C, H, W)
-    out: Shape  # (H', W')
-
-    def windows(self) -> Iterator[tuple[Array, tuple[Any, ...]]]:
-        taps = np.ascontiguousarray(self.kernel.transpose(3, 4, 0, 1, 2))  # for this batch: fast, and not kept
-        (sh, sw), (high, wide) = self.stride, self.out
-        for i, j in np.ndindex(taps.shape[:2]):
-            yield taps[i, j], (..., slice(i, i + sh * (high - 1) + 1, sh), slice(j, j + sw * (wide - 1) + 1, sw))
-
-    def forward(self, x: Array) -> Array:
-        batch, (groups, n, c), (ph, pw) = len(x), self.kernel.shape[:3], self.padding
-        x = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)), mode="wrap" if self.circular else "constant")
-        x, y = x.reshape(batch, groups, c, *x.shape[2:]), np.zeros((batch, groups, n, math.prod(self.out)))
-        for tap, window in self.windows():
-            y += tap @ x[window].reshape(batch, groups, c, -1)
-        return y.reshape(batch, groups * n, *self.out)
-
-    def adjoint(self, y: Array) -> Array:
-        batch, (groups, n, c), (ph, pw) = len(y), self.kernel.shape[:3], self.padding
-        high, wide = self.image[1:]
-        x = np.zeros((batch, groups, c, high + 2 * ph, wide + 2 * pw))
-        y = y.reshape(batch, groups, n, -1)
-        for tap, window in self.windows():
-            x[window] += (tap.swapaxes(1, 2) @ y).reshape(batch, groups, c, *self.out)
-        if self.circular:  # what fell into the padding belongs to the other side
-            x[..., high : high + ph, :] += x[..., :ph, :]
-            x[..., ph : 2 * ph, :] += x[..., high + ph :, :]
-            x[..., wide : wide + pw] += x[..., :pw]
-            x[..., pw : 2 * pw] += x[..., wide + pw :]
-        return x[..., ph : high + ph, pw : wide + pw].reshape(batch, *self.image)
+# --- The graph and the radii ---
 
 
-@dataclass(frozen=True)
-class Torus:
-    """Wᵀ = TᵀBT and its adjoint W: T is x ↦ RxCᵀ on each channel, B has a block for each two rows of R and of C."""
-
-    rows: Array  # (2h, H)
-    columns: Array  # (2w, W)
-    blocks: Array  # (h·w, 4n, 4m)
-
-    def forward(self, x: Array, adjoint: bool = False) -> Array:  # (batch, m, H, W) → (batch, n, H, W)
-        blocks = self.blocks.swapaxes(1, 2) if adjoint else self.blocks
-        batch, c, high, wide = x.shape
-        h, w, n = len(self.rows) // 2, len(self.columns) // 2, blocks.shape[1] // 4
-        x = self.rows @ x.transpose(2, 3, 1, 0).reshape(high, -1)
-        x = (self.columns @ x.reshape(2 * h, wide, -1)).reshape(h, 2, w, 2, -1).transpose(0, 2, 1, 3, 4)
-        y = (blocks @ x.reshape(h * w, 4 * c, batch)).reshape(h, w, 2, 2, -1).transpose(0, 2, 1, 3, 4)
-        y = self.rows.T @ (self.columns.T @ y.reshape(2 * h, 2 * w, -1)).reshape(2 * h, -1)
-        return np.asarray(y.reshape(high, wide, n, batch).transpose(3, 2, 0, 1))
-
-    def adjoint(self, y: Array) -> Array:
-        return self.forward(y, adjoint=True)
-
-    def stretch(self) -> float:  # at least ‖T‖²
-        return math.prod(top_eigenvalue(part[None], 1.0) for part in (self.rows, self.columns)) * ROUND
-
-    def absolute(self) -> float:  # at least ‖|T|‖²
-        return (
-            math.prod(absolute_norm(part[None, :, :, None, None]) ** 2 for part in (self.rows, self.columns))
-            * ROUND
-        )
-
-
-def run(layer: Layer, x: Array) -> Array:  # (batch, …) in float64
-    p = layer.parts
-    match layer.op:
-        case "centre" | "normalize":
-            return np.asarray((x - p.mean) / p.std)  # centre divides by 1
-        case "pad_channels" | "pad_image":
-            return np.pad(x, [(0, 0), *((0, after - before) for before, after in p.sizes)])
-        case "space_to_depth":
-            return x.reshape(-1, *p.blocks).transpose(0, 1, 3, 5, 2, 4).reshape(-1, *layer.shape)
-        case "sum_pool":
-            return np.asarray(x.reshape(-1, *p.blocks).sum(axis=(3, 5)) * p.factor)
-        case "flatten":
-            return x.reshape(len(x), -1)
-        case "relu":
-            return np.maximum(x, 0)
-        case "abs":
-            return np.abs(x)
-        case "group_sort":
-            return np.sort(x.reshape(p.split), axis=2).reshape(x.shape)
-        case "max_min":
-            return np.sort(x.reshape(p.split), axis=2)[:, :, ::-1].reshape(x.shape)
-        case "take_channels":
-            return x[:, p.first : p.first + layer.shape[0]]
-        case "householder":  # v = (first, second) of each pair of channels z: z - 2v min(0, v.z)
-            a, b = x.reshape(p.split).transpose(2, 0, 1, *range(3, x.ndim + 1))
-            behind = 2 * np.minimum(a * p.first + b * p.second, 0)
-            return np.stack((a - p.first * behind, b - p.second * behind), axis=2).reshape(x.shape)
-        case "scale":
-            return np.asarray(x * p.factor)
-        case "linear":
-            return np.asarray(x @ p.weight.T + p.bias)
-        case "residual_linear":
-            return np.asarray(x - (p.sigma(x @ p.weight.T + p.bias) * (2 * p.gamma)) @ p.weight)
-        case "conv" | "torus":
-            return np.asarray(p.conv.forward(x) + p.bias[:, None, None])
-        case "residual_conv" | "residual_torus":
-            hidden = p.sigma(p.conv.forward(x) + p.bias[:, None, None]) * (2 * p.gamma)[:, None, None]
-            return np.asarray(x - p.conv.adjoint(hidden))
-    raise Malformed(f"unknown op {layer.op}")
-
-
-# --- Layers, first pass: fields, shapes and work. Nothing is allocated for a tensor, whatever its header says ---
-
-
-class Tensors:
-    """The stored tensors: their shapes, and their entries on demand, as one float64 array for all layers."""
-
-    def __init__(self, stored: dict[str, NDArray[Any]]) -> None:
-        self.stored = stored
-        self.loaded: dict[str, Array] = {}
-        self.used: set[str] = set()
-
-    def shape(self, name: Any, wanted: Shape | None, dtype: str | None = None) -> Shape:
-        """The shape of that tensor, which must be the wanted one."""
-        need(isinstance(name, str) and name in self.stored, "a layer names a tensor that does not exist")
-        tensor, label = self.stored[name], f"tensor {name[:40]!a}"
-        need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
-        need(tensor.dtype != np.uint8 and dtype in (None, tensor.dtype.str), f"{label}: has the wrong dtype")
-        self.used.add(name)
-        return tensor.shape
-
-    def take(self, name: str) -> Array:
-        """Its entries as float64."""
-        if name not in self.loaded:
-            tensor, label = self.stored[name], f"tensor {name[:40]!a}"
-            value = np.array(tensor, dtype=np.float64)
-            need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
-            if tensor.dtype != np.float32:
-                size = np.abs(value[value != 0])
-                inside = bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all())
-                need(inside, f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus")
-            self.loaded[name] = value
-        return self.loaded[name]
-
-
-def plan_layer(entry: Any, where: str, shape: Shape, tensors: Tensors, budget: Budget) -> Plan:
-    """One entry of ``layers`` on inputs of that shape: its fields and shapes."""
-    need(isinstance(entry, dict) and isinstance(entry.get("op"), str), f"{where}: needs an op")
-    op = entry["op"]
-    need(op in FIELDS, f"{where}: unknown op {op[:30]!a}")
-    where = f"{where} ({op})"
-    entry = fields(entry, "op name lipschitz " + FIELDS[op], where)
-    need(isinstance(entry["name"], str), f"{where}: name must be a string")
-    claimed = constant(entry["lipschitz"], where)
-    if "weight" in entry:
-        return plan_weighted(entry, where, claimed, shape, tensors, budget)
-    p, out, moves, prepare = SimpleNamespace(), shape, 4, 0  # moves: passes over the numbers of one input
-    if op in ("centre", "normalize"):
-        for name in FIELDS[op].split():
-            prepare += 8 * MOVE * math.prod(tensors.shape(entry[name], shape[:1]))
-    elif op == "pad_channels":
-        out = (integer(entry["channels"], shape[0], where), *shape[1:])
-    elif op == "pad_image":
-        multiple = integer(entry["multiple"], 1, where)
-        need(len(shape) == 3, f"{where}: needs an image")
-        out = (shape[0], *(-(-size // multiple) * multiple for size in shape[1:]))
-    elif op in ("space_to_depth", "sum_pool"):
-        depth = op == "space_to_depth"
-        kh, kw = (integer(entry["block"], 1, where),) * 2 if depth else integers(entry["kernel"], 1, where, [2])
-        divides = len(shape) == 3 and shape[1] % kh == 0 and shape[2] % kw == 0
-        need(divides, f"{where}: the blocks must divide an image")
-        p.blocks = (shape[0], shape[1] // kh, kh, shape[2] // kw, kw)
-        out = (shape[0] * kh * kw if depth else shape[0], shape[1] // kh, shape[2] // kw)
-        p.factor = 1.0 if depth else constant(entry["factor"], where)
-    elif op == "flatten":
-        out = (math.prod(shape),)
-    elif op in ("group_sort", "max_min"):
-        size, moves = 2 if op == "max_min" else integer(entry["size"], 1, where), 16
-        need(shape[0] % size == 0, f"{where}: {shape[0]} channels are not groups of {size}")
-        p.split = (-1, shape[0] // size, size, *shape[1:])
-    elif op == "take_channels":
-        p.first, count = integer(entry["first"], 0, where), integer(entry["count"], 1, where)
-        need(p.first + count <= shape[0], f"{where}: {shape[0]} channels do not reach that far")
-        out = (count, *shape[1:])
-    elif op == "householder":
-        need(shape[0] % 2 == 0, f"{where}: {shape[0]} channels are not pairs")
-        p.split, moves = (-1, shape[0] // 2, 2, *shape[1:]), 8
-        for name in FIELDS[op].split():
-            prepare += 8 * MOVE * math.prod(tensors.shape(entry[name], (shape[0] // 2,)))
-    elif op == "scale":
-        p.factor = number(entry["factor"], where)
-        constant(abs(p.factor).hex(), where)
-    p.sizes = list(zip(shape, out, strict=False))
-    room = max(math.prod(shape), budget.numbers(out, where))
-    return Plan(entry, where, claimed, shape, out, room, 0, moves * MOVE * room, prepare, 0, p)
-
-
-def plan_weighted(
-    entry: dict[str, Any], where: str, claimed: float, shape: Shape, tensors: Tensors, budget: Budget
-) -> Plan:
-    """The layers with a weight."""
-    op, p = entry["op"], SimpleNamespace()
-    weight = tensors.shape(entry["weight"], None)
-    torus = None
-    p.stride, p.positions, p.more = (1, 1), 1, 0  # p.more: further sums on the way of a number
-    products = moved = 0  # for one input: multiply-adds, and numbers written besides
-    if op.endswith("linear"):
-        need(len(weight) == 2 and weight[1:] == shape, f"{where}: weight {weight} on an input {shape}")
-        p.kernel, hidden, room = (1, *weight, 1, 1), weight[:1], max(weight)
-        products = math.prod(weight)
-    elif op.endswith("torus"):
-        need(len(shape) == 3 and len(weight) == 3, f"{where}: needs an image and a weight (hw, 4n, 4m)")
-        (h2, high), (w2, wide) = waves = [matrix_shape(entry, name, tensors, where) for name in ("rows", "columns")]
-        need((high, wide) == shape[1:], f"{where}: rows and columns are not of this image")
-        need(h2 % 2 == w2 % 2 == 0, f"{where}: rows and columns must be pairs")
-        need(max(h2, high, w2, wide) <= WAVES, f"{where}: at most {WAVES} rows and columns")
-        fits = weight[0] == h2 * w2 // 4 and weight[1] % 4 == 0 and weight[2] == 4 * shape[0]
-        need(fits, f"{where}: weight {weight} on an image {shape}")
-        n, p.positions, p.more = weight[1] // 4, math.prod(shape[1:]), h2 + high + w2 + wide
-        room = budget.numbers((max(shape[0], n), max(h2, high), max(w2, wide)), where)
-        p.kernel, hidden = (*weight, 1, 1), (n, *shape[1:])
-        products = (shape[0] + n) * h2 * wide * (high + w2) + math.prod(weight)
-        moved = 6 * room
-    else:
-        p.place = place(entry, shape, weight, where, budget)
-        p.stride, padding, circular, _, out = p.place
-        groups, (n, c, *sides), p.positions = entry["groups"], weight, math.prod(out)
-        p.kernel, hidden = (groups, n // groups, c, *sides), (n, *out)
-        padded = (size + 2 * pad for size, pad in zip(shape[1:], padding, strict=True))
-        room = max(shape[0] * math.prod(padded), math.prod(hidden))
-        torus = tuple(map(operator.floordiv, shape[1:], p.stride)) if circular else None
-        products = p.positions * math.prod(weight)
-        moved = math.prod(sides) * p.positions * (shape[0] + n)
-    p.torus, n, residual = torus, hidden[0], op.startswith("residual")
-    split = phases_shape(p.kernel, p.stride)
-    budget.require(
-        math.prod(split), ENTRIES, f"{where}: the number of entries of its kernel, split by the stride, is"
+def plan_node(entry: Any, where: str, shapes: dict[str, Shape], tensors: Tensors, budget: Budget) -> Node:
+    """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it."""
+    op = str(entry["op"]) if isinstance(entry, dict) and isinstance(entry.get("op"), str) else ""
+    need(op in OPS, f"{where}: unknown op {op[:30]!a}")
+    (kind, names), where = OPS[op], f"{where} ({op})"
+    entry = fields(entry, f"op name inputs lipschitz {names}", where)
+    name, inputs = entry["name"], items(entry["inputs"], where)
+    need(isinstance(name, str) and name != "" and name not in shapes, f"{where}: needs a name of its own")
+    need(
+        all(isinstance(source, str) and source in shapes for source in inputs),
+        f"{where}: its inputs must be the input of the network or nodes before it",
     )
-    groups, rows, columns, *sides = split
-    complex_symbol, gram = 4 * groups * rows * columns, groups * min(rows, columns) ** 2
-    largest = gram if math.prod(sides) == 1 else complex_symbol
-    budget.require(largest, ENTRIES, f"{where}: the number of entries of a matrix in its proof is")
-    if entry["bias"] is not None:
-        tensors.shape(entry["bias"], (n,))
-    prepare, proof = 32 * MOVE * math.prod(split), norm_work(split, torus)
-    if residual:
-        need(
-            isinstance(entry["activation"], str) and entry["activation"] in ACTIVATIONS,
-            f"{where}: activation is one of {', '.join(ACTIVATIONS)}",
-        )
-        tensors.shape(entry["gamma"], (n,))
-        if entry.get("witness") is not None:
-            tensors.shape(entry["witness"], (n,), "<f8")
-            if by_row_sums(p.kernel):
-                proof = row_sums_work(p.kernel, p.stride)
-    if op.endswith("torus"):
-        prepare += sum(eigenvalue_work(1, *wave) for wave in waves)
-    # A residual layer multiplies by Wᵀ and by W; an elementary function takes as long as eight moves.
-    work = (1 + residual) * (products + MOVE * moved) + MOVE * (8 * room + 16 * math.prod(hidden))
-    out = shape if residual else hidden
-    room = max(room, math.prod(shape), budget.numbers(hidden, where))
-    return Plan(entry, where, claimed, shape, out, room, math.prod(weight), work, prepare, proof, p)
+    need(len(inputs) == 1 or (op == "combination" and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
+    return kind(entry, where, [shapes[source] for source in inputs], tensors, budget)
 
 
-def matrix_shape(entry: dict[str, Any], name: str, tensors: Tensors, where: str) -> Shape:
-    shape = tensors.shape(entry[name], None)
-    need(len(shape) == 2, f"{where}: {name} must be a matrix")
-    return shape
+def plan_all(c: Certificate, tensors: Tensors, budget: Budget) -> list[Node]:
+    """All nodes, first pass."""
+    nodes: list[Node] = []
+    shapes = {"input": c.shape}
+    for i, entry in enumerate(c.top["nodes"]):
+        nodes.append(plan_node(entry, f"node {i}", shapes, tensors, budget))
+        shapes[nodes[-1].name] = nodes[-1].shape
+    need(len(nodes) > 0 and len(nodes[-1].shape) == 1, "nodes: must end in a vector of logits")
+    outputs, used = nodes[-1].shape[0], {source for node in nodes for source in node.inputs}
+    need(used == set(shapes) - {nodes[-1].name}, "nodes: some are used by no other node")
+    need(tensors.used == set(c.weights), "tensors: some are used by no node")
+    need(all(len(row) == outputs for row in c.answers), f"probe: needs {outputs} logits in each row")
+    need(all(label < max(2, outputs) for _, label, _ in c.claims), "claims: a label is no class")
+    expected = sorted({f"{node.assumed} within 8 ulp" for node in nodes if node.assumed})
+    need(c.top["assumes"] == expected, f"assumes: must be {expected} for these nodes")
+    budget.require(peak(nodes), ROOM, "nodes: the number of values that are held for one input is")
+    return nodes
 
 
-def place(
-    entry: dict[str, Any], shape: Shape, weight: Shape, where: str, budget: Budget
-) -> tuple[Shape, Shape, bool, Shape, Shape]:
-    """How a convolution meets its image: the fields of ``Convolution`` after the kernel."""
-    stride, padding = integers(entry["stride"], 1, where, [2]), integers(entry["padding"], 0, where, [2])
-    groups, mode = integer(entry["groups"], 1, where), entry["padding_mode"]
-    need(mode in ("zeros", "circular"), f"{where}: padding_mode is zeros or circular")
-    need(len(shape) == 3 and len(weight) == 4, f"{where}: needs an image and a weight (n, c/g, kh, kw)")
-    n, c, *sides = weight
-    need(n % groups == 0 and c * groups == shape[0], f"{where}: weight {weight} on {shape[0]} channels")
-    need(max(sides) <= KERNEL, f"{where}: kernels have sides of at most {KERNEL}")
-    budget.numbers((shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1]), where)
-    axes = list(zip(shape[1:], sides, padding, stride, strict=True))
-    need(all(size + 2 * p >= k for size, k, p, _ in axes), f"{where}: the kernel is larger than the image")
-    fits = all(2 * p <= k - 1 and p <= size and size % s == 0 for size, k, p, s in axes)
-    need(mode == "zeros" or fits, f"{where}: circular needs padding <= (k-1)/2 and a stride that divides the image")
-    out = tuple((size + 2 * p - k) // s + 1 for size, k, p, s in axes)
-    return stride, padding, mode == "circular", shape, out
+def last_uses(nodes: Sequence[Node]) -> dict[str, int]:
+    # The last node that reads each value: it is not kept any longer.
+    return {source: i for i, node in enumerate(nodes) for source in node.inputs}
 
 
-def by_row_sums(kernel: Shape) -> bool:
-    """Whether the overlaps of all pairs of filters fit into one matrix."""
-    groups, n, *_ = kernel
-    return groups * n * n <= ENTRIES
+def peak(nodes: Sequence[Node]) -> int:
+    """The most numbers that are held for one input at a time."""
+    sizes = {"input": math.prod(nodes[0].source)}
+    last, held, most = last_uses(nodes), sizes["input"], 0
+    for i, node in enumerate(nodes):
+        own = {source: sizes[source] for source in node.inputs}
+        most = max(most, held - sum(own.values()) + node.room)
+        sizes[node.name] = math.prod(node.shape)
+        held += sizes[node.name] - sum(size for source, size in own.items() if last[source] == i)
+    return most
 
 
-# --- Layers, second pass: the entries of the tensors, and proofs ---
+def batch_size(nodes: Sequence[Node]) -> int:
+    return max(1, min(1024, ROOM // peak(nodes)))
 
 
-def prove_layer(plan: Plan, tensors: Tensors, budget: Budget) -> Layer:
-    """The layer with its constant proved."""
-    entry, where, shape, claimed, p = plan.entry, plan.where, plan.source, plan.claimed, plan.parts
-    op, take = entry["op"], tensors.take
-    proved, rounding = 1.0, None
-    budget.spend(plan.prepare)
-    if op in ("centre", "normalize"):
-        mean = take(entry["mean"])
-        std = take(entry["std"]) if op == "normalize" else np.broadcast_to(1.0, shape[:1])
-        need(bool((std > 0).all()), f"{where}: std must be positive")
-        column = (shape[0], *[1] * (len(shape) - 1))
-        p.mean, p.std = mean.reshape(column), std.reshape(column) if op == "normalize" else 1.0
-        proved = above(1 / Fraction(float(std.min())))
-        offset = float(norms(mean)) * math.sqrt(math.prod(shape[1:])) * ROUND
-        rounding = Rounding(2, claimed, claimed * offset * ROUND)
-    elif op == "sum_pool":
-        kh, kw = p.blocks[2], p.blocks[4]
-        proved = math.sqrt(kh * kw) * p.factor * (1 - 4 * U)
-        while Fraction(proved) ** 2 < Fraction(p.factor) ** 2 * (kh * kw):
-            proved = math.nextafter(proved, math.inf)
-        rounding = Rounding(kh * kw + 2, claimed, 0.0)
-    elif op == "householder":
-        column = (shape[0] // 2, *[1] * (len(shape) - 1))
-        vectors = [take(entry[name]) for name in ("first", "second")]
-        p.first, p.second = (half.reshape(column) for half in vectors)
-        square = float((vectors[0] ** 2 + vectors[1] ** 2).max()) * (1 + 8 * U)
-        proved = above(max(Fraction(1), 2 * Fraction(square) - 1))
-        root = math.sqrt(square) * ROUND
-        rounding = Rounding(3, root, 0.0, 5, root)  # a residual of one neuron for each pair
-    elif op == "scale":
-        proved, rounding = abs(p.factor), Rounding(1, claimed, 0.0)
-    elif plan.entries:
-        proved, rounding = prove_weighted(plan, take, budget)
-    return Layer(op, entry["name"], claimed, proved, plan.shape, plan.room, rounding, p)
+def other_work(c: Certificate, nodes: Sequence[Node]) -> int:
+    """Everything but the proofs: hashes, reading, forward passes and margins."""
+    entries, size, outputs = sum(t.size for t in c.weights.values()), batch_size(nodes), nodes[-1].shape[0]
+    work = HASH * (c.images.nbytes + sum(t.nbytes for t in c.weights.values())) + 8 * MOVE * entries
+    claims, inputs = len(c.claims), len(c.claims) + len(c.asked)
+    batches = -(-claims // size) - (-len(c.asked) // size)
+    work += inputs * (sum(node.work for node in nodes) + 4 * MOVE * math.prod(c.shape))
+    work += batches * sum(CALL + MOVE * node.entries for node in nodes)
+    work += claims * (CALL + 16 * MOVE * outputs)
+    # Distances of the rows of the head from that of each label, kept as long as there is room for them.
+    labels = len({label for _, label, _ in c.claims})
+    return work + 4 * MOVE * nodes[-1].entries * (labels if labels * outputs <= ROOM else claims)
 
 
-def prove_weighted(plan: Plan, take: Callable[[str], Array], budget: Budget) -> tuple[float, Rounding]:
-    """The constant and the rounding of a layer with a weight."""
-    entry, where, claimed, p = plan.entry, plan.where, plan.claimed, plan.parts
-    op, torus, stride, stretch, absolute = entry["op"], p.torus, p.stride, 1.0, 1.0
-    p.weight = take(entry["weight"])
-    kernel = p.weight.reshape(p.kernel)
-    n = len(p.weight)
-    if op.endswith("torus"):
-        rows, columns = (take(entry[name]) for name in ("rows", "columns"))
-        largest = max(float(np.abs(part).max()) for part in (rows, columns))
-        need(largest <= 1, f"{where}: rows and columns have entries above 1")
-        p.conv, n = Torus(rows, columns, p.weight), p.kernel[1] // 4
-        stretch, absolute = p.conv.stretch(), p.conv.absolute()
-        need(1 / MODULUS <= stretch <= MODULUS, f"{where}: rows and columns must have a norm within 2^-50 and 2^50")
-    elif op.endswith("conv"):
-        p.conv = Convolution(kernel, *p.place)
-    area = kernel.shape[3] * kernel.shape[4]
-    p.bias = np.broadcast_to(0.0, (n,)) if entry["bias"] is None else take(entry["bias"])
-    spread = math.sqrt(p.positions) * ROUND
-    if not op.startswith("residual"):
-        split = phases(kernel, stride)
-        norm = math.sqrt(norm_squared(split, (claimed / stretch) ** 2, torus, budget))
-        proved = norm if stretch == 1 else norm * stretch * ROUND
-        kappa = absolute_norm(split) * absolute * ROUND
-        rounding = Rounding(kernel.shape[2] * area + p.more + 1, kappa, float(norms(p.bias)) * spread)
-        return math.nextafter(proved, math.inf) if proved else 0.0, rounding
-    p.gamma, sigma = take(entry["gamma"]), ACTIVATIONS[entry["activation"]]
-    p.sigma = sigma.function
-    need(bool((p.gamma >= 0).all()), f"{where}: gamma must not be negative")
-    witness = None if entry.get("witness") is None else take(entry["witness"])
-    need(witness is None or bool((witness > 0).all()), f"{where}: the witness must be positive")
-    heads, goal, rho = kernel.shape[:2], (1 + claimed) / 2, math.inf
-    root = np.sqrt(p.gamma) * (1 + 2.0**-51)  # at least √γ
-    each = np.tile(root, (len(kernel), 4)) if op.endswith("torus") else root.reshape(heads)
-    split = phases(kernel * each[..., None, None, None], stride)  # within u of what it stands for
-    if witness is not None and by_row_sums(p.kernel):
-        budget.spend(row_sums_work(p.kernel, stride))
-        rho = row_sums(kernel, p.gamma.reshape(heads), witness.reshape(heads), stride)
-    # Inputs that one tap reads, the same for all filters: their part of the Gram matrix, a sum over inputs, is the
-    # same at every frequency.
-    single = ((split != 0).any(axis=1).sum(axis=(2, 3)) <= 1).all(axis=0)
-    if not rho <= goal and torus is None and single.any() and area > 1:
-        still = norm_squared(split[:, :, single].sum(axis=(3, 4), keepdims=True), goal, None, budget)
-        rest = 0.0
-        if not single.all():
-            rest = norm_squared(split[:, :, ~single], max(goal - still, 0.0), None, budget)
-        rho = min(rho, (still + rest) * ROUND)
-    if not rho <= goal:
-        found = norm_squared(split, goal / stretch**2, torus, budget)
-        rho = min(rho, found if stretch == 1 else found * stretch**2 * ROUND)
-    proved = above(max(Fraction(1), 2 * Fraction(rho) - 1)) if math.isfinite(rho) else math.inf
-    fans = kernel.shape[2] * area + p.more + 1, kernel.shape[1] * area + p.more + 3
-    beta, kappa = float(norms(root * p.bias)) * spread, absolute_norm(split) * absolute * ROUND
-    start = sigma.at_zero * float(norms(root)) * spread * ROUND
-    return proved, Rounding(fans[0], kappa, beta, fans[1], math.sqrt(rho) * ROUND, start, sigma.roundings)
+def prove_all(nodes: Sequence[Node], budget: Budget) -> None:
+    """All nodes, second pass, and Λ of docs/certificate.md."""
+    growths = {"input": Decimal(1)}
+    for node in nodes:
+        budget.spend(node.prepare)
+        node.proved, node.growth = node.prove(), Decimal(0)
+        for gain, source in zip(node.gains, node.inputs, strict=True):
+            node.growth = UP.fma(Decimal(gain), growths[source], node.growth)
+        growths[node.name] = node.growth
 
 
-# --- Inputs ---
+def build_all(c: Certificate, budget: Budget | None = None) -> list[Node]:
+    """The nodes, planned and proved."""
+    budget = budget or Budget()
+    nodes = plan_all(c, Tensors(c.weights), budget)
+    prove_all(nodes, budget)
+    return nodes
 
 
-def forward(layers: Sequence[Layer], x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
-    """f(x) in float64, err and Z after the last layer: see "Radii" in docs/certificate.md."""
+def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
+    """f(x) in float64, err and Z after the last node: see "Radii" in docs/certificate.md."""
 
-    def reach(x: Array) -> Array:
-        flat = x.reshape(len(x), -1)
+    def state(value: Array, err: Array, growth: Decimal) -> tuple[Array, Array, Array]:
+        flat = value.reshape(len(value), -1)
         size = np.sqrt(np.einsum("bi,bi->b", flat, flat)) * (1 + g(flat.shape[1])) + 1 / HUGE  # squares underflow
-        z = (size + moved + 2 * err) * ROUND
-        return np.where(z <= HUGE, z, math.inf)
+        z = (size + above(growth) * radius * ROUND + 2 * err) * ROUND
+        return value, err, np.where(z <= HUGE, z, math.inf)
 
-    err, moved = np.zeros(len(x)), radius
-    for layer in layers:
-        e = 0.0 if layer.rounding is None else layer.rounding.error(reach(x), a)
-        x, err, moved = run(layer, x), (layer.claimed * err + e) * ROUND, layer.claimed * moved * ROUND
-    return x, err, reach(x)
+    last, end, states = last_uses(nodes), "input", {"input": state(x, np.zeros(len(x)), Decimal(1))}
+    for i, node in enumerate(nodes):
+        values, errors, reaches = zip(*(states[source] for source in node.inputs), strict=True)
+        end, more = node.name, 1 + g(2 * len(values))
+        z, err = np.array(node.mix) @ np.array(reaches) * more, np.array(node.gains) @ np.array(errors) * more
+        err = np.where(z < math.inf, (err + node.error(z, a)) * ROUND, math.inf)
+        states[end] = state(node.run(*values), err, node.growth)
+        states = {name: kept for name, kept in states.items() if last.get(name, i + 1) > i}
+    return states[end]
 
 
 @dataclass(frozen=True)
 class Network:
-    """All layers but a last linear one, which is the head."""
+    """All nodes but a last linear one on a vector, which is the head."""
 
-    body: tuple[Layer, ...]
-    head: Layer | None
+    body: Sequence[Node]
+    head: Affine | None
     lipschitz: float  # of the body, as claimed
     outputs: int
     budget: Budget
@@ -1008,19 +1457,19 @@ class Network:
 
     @functools.cached_property
     def sizes(self) -> Array:
-        """At least ‖w_j‖ for the rows of the head."""
-        return np.ones(self.outputs) if self.head is None else norms(self.head.parts.weight)
+        # At least ‖w_j‖ for the rows of the head.
+        return np.ones(self.outputs) if self.head is None else norms(self.head.map.weight[0])
 
     def logits(self, x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
-        x, err, z = forward(self.body, x, radius, a)
-        return (x if self.head is None else run(self.head, x)), err, z
+        # The logits, with the error and the reach of the body.
+        value, err, z = forward(self.body, x, radius, a)
+        return (value if self.head is None else self.head.run(value)), err, z
 
     def single(self, err: Array, z: Array, a: Arithmetic) -> tuple[Array, Array]:
         """For each logit alone: its constant relative to the body, and a bound of its error. (batch, outputs)"""
         if self.head is None:
             return np.ones((len(err), self.outputs)), np.repeat(err[:, None], self.outputs, axis=1)
-        weight, bias = self.head.parts.weight, self.head.parts.bias
-        own = a.g(weight.shape[1] + 1) * (self.sizes * z[:, None] + np.abs(bias)) + a.underflow
+        own = a.g(self.head.source[0] + 1) * (self.sizes * z[:, None] + np.abs(self.head.bias)) + a.underflow
         return np.broadcast_to(self.sizes, own.shape), (self.sizes * err[:, None] + own) * ROUND
 
     def pairs(self, label: int, err: Array, z: Array) -> tuple[Array, Array]:
@@ -1031,7 +1480,7 @@ class Network:
         if label not in self.distances:
             if len(self.distances) * self.outputs > ROOM:
                 self.distances.clear()
-            self.distances[label] = norms(self.head.parts.weight[label] - self.head.parts.weight)
+            self.distances[label] = norms(self.head.map.weight[0, label] - self.head.map.weight[0])
         _, own = self.single(0 * err, z, FLOAT64)
         error = self.distances[label] * err[:, None] + own[:, label, None] + own
         return np.broadcast_to(self.distances[label], error.shape), error * ROUND
@@ -1058,156 +1507,10 @@ class Network:
         return good, (have - want).min(axis=1)
 
     def holds_exactly(self, radius: float, mine: float, theirs: float, error: float, k: float) -> bool:
-        """The same inequality for one rival, in rational numbers."""
+        # The same inequality for one rival, in rational numbers.
         self.budget.spend(EXACT)
         left = Fraction(mine) - Fraction(theirs) - 2 * Fraction(error)
         return left > 0 and left >= Fraction(self.lipschitz) * Fraction(radius) * Fraction(k)
-
-
-# --- The certificate ---
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What the three files say, read but not believed."""
-
-    assumes: list[Any]
-    shape: Shape
-    weights: dict[str, NDArray[Any]]
-    hashes: dict[str, Any]
-    layers: list[Any]
-    lipschitz: float
-    images: NDArray[Any]
-    images_hash: Any
-    divide: bool
-    claims: list[tuple[int, int, float]]
-    asked: list[int]
-    answers: list[list[float]]
-
-    def inputs(self, rows: Sequence[int]) -> Array:
-        chosen = self.images[np.array(rows)]
-        if self.divide:
-            chosen = chosen.astype(np.float32) / np.float32(255)
-        return np.asarray(chosen, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was found. ``ok``: every constant, every claim and the probe hold."""
-
-    ok: bool
-    refuted: tuple[str, ...]
-    alarms: tuple[str, ...]  # heuristic, no verdict
-    constants: tuple[tuple[str, str, float, float], ...]  # name, op, claimed, proved
-    lipschitz: float
-    assumes: tuple[str, ...]  # of the platform's elementary functions
-    verified: int
-    claims: int
-    slack: float  # smallest margin − 2E − L·K·r of a claim
-    lines: tuple[str, ...]  # a table for people
-
-
-def read(path: Path, budget: Budget | None = None) -> Certificate:
-    budget = budget or Budget()
-    budget.require(regular(path), TEXT, "certificate: its size in bytes is")
-    c = fields(parse(path.read_bytes(), "certificate"), TOP, "certificate")
-    for key, value in (("format", "lipcert-certificate-1"), ("norm", "L2"), ("arithmetic", "float64")):
-        need(c[key] == value, f"{key}: only {value} is known")
-    shape, layers = integers(c["input_shape"], 1, "input_shape", [1, 3]), items(c["layers"], "layers")
-    budget.numbers(shape, "input_shape")
-    budget.require(len(layers), LAYERS, "layers: their number is")
-    source = fields(c["inputs"], "file tensor sha256 divide_by count about", "inputs")
-    count, divide = integer(source["count"], 1, "inputs"), source["divide_by"] is not None
-    need(not divide or integer(source["divide_by"], 1, "inputs") == 255, "divide_by: 255 or null")
-    need(isinstance(source["about"], str) and isinstance(source["tensor"], str), "inputs: needs strings")
-    claims = [claim(row, count) for row in items(c["claims"], "claims")]
-    need(all(a[0] < b[0] for a, b in itertools.pairwise(claims)), "claims: the indices must increase")
-    probe = fields(c["probe"], "indices logits", "probe")
-    asked = [integer(i, 0, "probe") for i in items(probe["indices"], "probe")]
-    answers = [[number(v, "probe") for v in items(row, "probe")] for row in items(probe["logits"], "probe")]
-    need(len(asked) == len(answers) and max(asked, default=0) < count, "probe: needs a row for each index")
-
-    weights = tensors_of(beside(path.parent, c["weights"], "weights"), budget)
-    need(isinstance(c["tensors"], dict) and set(c["tensors"]) == set(weights), "tensors: not those of the file")
-    for name, tensor in weights.items():
-        budget.require(tensor.size, ENTRIES, f"tensor {name[:40]!a}: its number of entries is")
-    budget.require(
-        sum(tensor.size for tensor in weights.values()), TOTAL, "tensors: the number of all their entries is"
-    )
-    data = tensors_of(beside(path.parent, source["file"], "inputs"), budget)
-    need(set(data) == {source["tensor"]}, "inputs: the file must hold that tensor alone")
-    images = data[source["tensor"]]
-    need(images.shape == (count, *shape), f"inputs: the tensor has shape {images.shape}, not {(count, *shape)}")
-    need(images.dtype == np.uint8 or (images.dtype == np.float32 and not divide), "inputs: wrong dtype")
-    lipschitz = constant(c["lipschitz"], "lipschitz")
-    return Certificate(
-        assumes=items(c["assumes"], "assumes"),
-        shape=shape,
-        weights=weights,
-        hashes=c["tensors"],
-        layers=layers,
-        lipschitz=lipschitz,
-        images=images,
-        images_hash=source["sha256"],
-        divide=divide,
-        claims=claims,
-        asked=asked,
-        answers=answers,
-    )
-
-
-def items(value: Any, where: str) -> list[Any]:
-    need(isinstance(value, list), f"{where}: needs a list")
-    return list(value)
-
-
-def claim(row: Any, count: int) -> tuple[int, int, float]:
-    need(isinstance(row, list) and len(row) == 3, "claims: needs [index, label, radius]")
-    index, label, radius = integer(row[0], 0, "claims"), integer(row[1], 0, "claims"), number(row[2], "claims")
-    need(index < count and radius > 0, "claims: an index out of range or a radius that is not positive")
-    return index, label, radius
-
-
-def plan_all(c: Certificate, tensors: Tensors, budget: Budget) -> list[Plan]:
-    """All layers, first pass."""
-    plans: list[Plan] = []
-    shape = c.shape
-    for i, entry in enumerate(c.layers):
-        plans.append(plan_layer(entry, f"layer {i}", shape, tensors, budget))
-        shape = plans[-1].shape
-    need(len(plans) > 0 and len(shape) == 1, "layers: must end in a vector of logits")
-    need(tensors.used == set(c.weights), "tensors: some are used by no layer")
-    need(all(len(row) == shape[0] for row in c.answers), f"probe: needs {shape[0]} logits in each row")
-    need(all(label < max(2, shape[0]) for _, label, _ in c.claims), "claims: a label is no class")
-    activations = {plan.entry["activation"] for plan in plans if "activation" in plan.entry}
-    smooth = sorted(name for name in activations if ACTIVATIONS[name].roundings == SMOOTH)
-    expected = [f"{name} within 8 ulp" for name in smooth]
-    need(c.assumes == expected, f"assumes: must be {expected} for these layers")
-    return plans
-
-
-def batch_size(layers: Sequence[Plan] | Sequence[Layer]) -> int:
-    return max(1, min(1024, ROOM // max(layer.room for layer in layers)))
-
-
-def other_work(c: Certificate, plans: Sequence[Plan]) -> int:
-    """Everything but the proofs: hashes, reading, forward passes and margins."""
-    entries, size, outputs = sum(t.size for t in c.weights.values()), batch_size(plans), plans[-1].shape[0]
-    work = HASH * (c.images.nbytes + sum(t.nbytes for t in c.weights.values())) + 8 * MOVE * entries
-    claims, inputs = len(c.claims), len(c.claims) + len(c.asked)
-    batches = -(-claims // size) - (-len(c.asked) // size)
-    work += inputs * (sum(plan.work for plan in plans) + 4 * MOVE * math.prod(c.shape))
-    work += batches * sum(CALL + MOVE * plan.entries for plan in plans)
-    work += claims * (CALL + 16 * MOVE * outputs)
-    # Distances of the rows of the head from that of each label, kept as long as there is room for them.
-    labels = len({label for _, label, _ in c.claims})
-    return work + 4 * MOVE * plans[-1].entries * (labels if labels * outputs <= ROOM else claims)
-
-
-def build_all(c: Certificate, budget: Budget | None = None) -> list[Layer]:
-    """The layers, planned and proved."""
-    budget, tensors = budget or Budget(), Tensors(c.weights)
-    return [prove_layer(plan, tensors, budget) for plan in plan_all(c, tensors, budget)]
 
 
 def require_finite(c: Certificate) -> None:
@@ -1244,40 +1547,53 @@ def verify_probe(network: Network, c: Certificate, size: int) -> tuple[bool, flo
     return good, worst
 
 
+# --- The report ---
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. ``ok``: every constant, every claim and the probe hold."""
+
+    ok: bool
+    refuted: tuple[str, ...]
+    alarms: tuple[str, ...]  # heuristic, no verdict
+    constants: tuple[tuple[str, str, float, float], ...]  # name, op, claimed, proved
+    lipschitz: float
+    assumes: tuple[str, ...]  # of the platform's elementary functions
+    verified: int
+    claims: int
+    slack: float  # smallest margin − 2E − L·K·r of a claim
+    lines: tuple[str, ...]  # a table for people
+
+
 def verify(c: Certificate, budget: Budget) -> Report:
+    """Check everything that a certificate says."""
     # Fields, shapes and the work to come, before anything is hashed, converted or proved.
-    tensors = Tensors(c.weights)
-    plans = plan_all(c, tensors, budget)
-    budget.spend(other_work(c, plans), sum(plan.prepare + plan.proof for plan in plans))
-    refuted = [
-        f"tensor {name[:40]!a}: wrong sha256" for name, t in c.weights.items() if digest(t) != c.hashes[name]
-    ]
-    refuted += ["inputs: wrong sha256"] if digest(c.images) != c.images_hash else []
+    nodes, hashes = plan_all(c, Tensors(c.weights), budget), c.top["tensors"]
+    budget.spend(other_work(c, nodes), sum(node.prepare + node.proof for node in nodes))
+    refuted = [f"tensor {key[:40]!a}: wrong sha256" for key, t in c.weights.items() if digest(t) != hashes[key]]
+    refuted += ["inputs: wrong sha256"] if digest(c.images) != c.top["inputs"]["sha256"] else []
+    lines, alarms, verified, slack, constants = list[str](), list[str](), 0, math.nan, list[Any]()
+    end = nodes[-1]
+    is_head = end.op == "linear" and len(end.source) == end.entry["groups"] == 1
+    # The body ends in the input of the head: its last node has no other reader.
+    body, head = (nodes[:-1], end) if isinstance(end, Affine) and is_head else (nodes, None)
     if not refuted:
         require_finite(c)
-    layers = [] if refuted else [prove_layer(plan, tensors, budget) for plan in plans]
-    for i, layer in enumerate(layers):
-        if not layer.proved <= layer.claimed:
-            refuted.append(f"layer {i} ({layer.op}): claims {layer.claimed:.17g}, proved is {layer.proved:.17g}")
-    head = layers[-1] if layers and layers[-1].op == "linear" else None
-    body = tuple(layers if head is None else layers[:-1])
-    # The product as a quotient of integers: Fraction would look for common divisors of ever longer numbers.
-    ratios = [layer.claimed.as_integer_ratio() for layer in body]
-    numerator, denominator = math.prod(r[0] for r in ratios), math.prod(r[1] for r in ratios)
-    claimed = c.lipschitz.as_integer_ratio()
-    if numerator * claimed[1] > claimed[0] * denominator:
-        product = above(Fraction(numerator, denominator))
-        refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the product is {product:.17g}")
-
-    lines = [f"{'layer':>5}  {'op':<16} {'claimed L':>13} {'proved L':>13}  name"]
-    for i, layer in enumerate(layers):
-        name = ascii(layer.name[:40])[1:-1]
-        lines.append(f"{i:>5}  {layer.op:<16} {layer.claimed:>13.9g} {layer.proved:>13.9g}  {name}")
-    lines.append(f"claimed L of {'all but the last layer' if head else 'all layers'}: {c.lipschitz:.17g}")
-    alarms: list[str] = []
-    verified, slack = 0, math.nan
+        prove_all(nodes, budget)
+        growth = body[-1].growth if body else Decimal(1)
+        lines.append(f"{'node':>5}  {'op':<17} {'claimed L':>13} {'proved L':>13}  name")
+        for i, node in enumerate(nodes):
+            name = ascii(node.name[:40])[1:-1]
+            lines.append(f"{i:>5}  {node.op:<17} {node.claimed:>13.9g} {node.proved:>13.9g}  {name}")
+            constants.append((node.name, node.op, node.claimed, node.proved))
+            if not node.proved <= node.claimed:
+                refuted.append(f"node {i} ({node.op}): claims {node.claimed:.17g}, proved is {node.proved:.17g}")
+        if growth > Decimal(c.lipschitz):
+            refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the nodes give {above(growth):.17g}")
+        lines.append(f"claimed L of {'all but the last node' if head else 'all nodes'}: {c.lipschitz:.17g}")
     if not refuted:  # an error bound needs true constants
-        network, size = Network(body, head, c.lipschitz, layers[-1].shape[0], budget), batch_size(layers)
+        network, size = Network(body, head, c.lipschitz, end.shape[0], budget), batch_size(nodes)
         bad, slack = verify_claims(network, c, size)
         verified = len(c.claims) - len(bad)
         refuted += [f"claims: {len(bad)} cannot be proved, of the inputs {str(bad[:10])[1:-1]}"] if bad else []
@@ -1288,14 +1604,12 @@ def verify(c: Certificate, budget: Budget) -> Report:
         lines.append(f"claims verified: {verified} of {len(c.claims)}, smallest slack {slack:.3g}")
         lines.append(f"probe: {len(c.asked)} inputs, largest difference {worst:.1e}")
     lines += [f"alarm: {text}" for text in alarms]
-    if c.assumes:
-        functions = "functions" if len(c.assumes) > 1 else "function"
-        rest = f"the platform's elementary {functions}; everything else is verified"
-        lines.append(f"assumed: {', '.join(c.assumes)} ({rest})")
+    assumes = tuple(c.top["assumes"])
+    rest = "on the platform that runs the network; everything else is verified"
+    lines += [f"assumed: {', '.join(assumes)} ({rest})"] if assumes else []
     lines.append("REFUTED" if refuted else "everything holds")
-    constants = tuple((layer.name, layer.op, layer.claimed, layer.proved) for layer in layers)
-    found = (tuple(refuted), tuple(alarms), constants, c.lipschitz, tuple(c.assumes), verified, len(c.claims))
-    return Report(not refuted, *found, slack, tuple(lines))
+    results = (tuple(refuted), tuple(alarms), tuple(constants), c.lipschitz, assumes, verified, len(c.claims))
+    return Report(not refuted, *results, slack, tuple(lines))
 
 
 def check(path: str | Path, allow: int = 1) -> Report:
@@ -1309,17 +1623,11 @@ def check(path: str | Path, allow: int = 1) -> Report:
             return verify(read(Path(path), budget), budget)
     except OSError as error:
         raise Malformed(f"cannot be read: {type(error).__name__}") from None
-    except MemoryError:
-        raise Malformed("there is not enough memory to check it") from None
+    except (MemoryError, np.linalg.LinAlgError) as error:
+        raise Malformed(f"it cannot be checked on this machine: {type(error).__name__}") from None
 
 
-def plain(value: Any) -> Any:
-    """For JSON, which has no infinities."""
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+# --- The command line ---
 
 
 def positive(text: str) -> int:
@@ -1329,6 +1637,7 @@ def positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Check one certificate; the exit code is 0 if it holds, 1 if it is refuted, 2 if it cannot be read."""
     parser = argparse.ArgumentParser(
         prog="check.py", description="Verify a certificate of lipcert with numpy alone."
     )
@@ -1348,7 +1657,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cannot be checked: {type(error).__name__}", file=sys.stderr)
         return 2
     if not args.quiet:
-        print(json.dumps(plain(asdict(report)), indent=2) if args.json else "\n".join(report.lines))
+        # JSON has no infinities and no NaN: they become null.
+        content = json.loads(json.dumps(asdict(report)), parse_constant=lambda name: None)
+        print(json.dumps(content, indent=2) if args.json else "\n".join(report.lines))
     if not report.ok:
         print("refuted: " + "; ".join(report.refuted[:5]), file=sys.stderr)
     return 0 if report.ok else 1
