@@ -123,6 +123,10 @@ def nonnegative_norm_up(matrix: Array, roundings: int) -> float:  # (…, n, R),
     x = np.ones((*stack, rows, 1))
     for _ in range(STEPS):
         image = matrix.swapaxes(-1, -2) @ (matrix @ x)
+        # The bound that this x gives is within 0.1 % of a Rayleigh quotient, which no bound is below.
+        quotient = (x * image).sum(axis=(-2, -1)) / (x * x).sum(axis=(-2, -1))
+        if bool(((image / x).max(axis=(-2, -1)) <= 1.001 * quotient).all()):
+            break
         x = np.fmax(image / image.max(axis=(-2, -1), keepdims=True), 2.0**-40)  # 2⁻⁴⁰ for NaN: any x > 0 serves
     lost = 2.0**200 * (n + 1) * (rows + 1) * ETA
     ratios = (matrix.swapaxes(-1, -2) @ (matrix @ x) + lost) / x
