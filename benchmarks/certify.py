@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from lipcert.certification.certificate import write_certificate
-from lipcert.certification.certify import certify, walk
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.certify import certify, walk
+from lipcert.certified.freeze import prove
 from lipcert.check import check
-from lipcert.proofs.audit import chain
 from lipcert.training.checkpoint import load_spec
 
 
@@ -50,7 +50,7 @@ def measure(name: str, network: nn.Module, shape: tuple[int, ...], batch: int, r
     frozen = lc.freeze(network)
     times["freeze"] = time.process_time() - began
     began = time.process_time()
-    links = chain(frozen, shape)
+    links = prove(frozen, shape)
     times["prove"] = time.process_time() - began
     logits = walk(links, x.double())[0]
     labels = logits.argmax(dim=1)

@@ -28,13 +28,13 @@ from pathlib import Path
 
 import torch
 
+from lipcert.certified.freeze import freeze
 from lipcert.cli.compare import tables
 from lipcert.data.registry import load_data
 from lipcert.experiments.compare import CHOSEN_BY, Row, finished_rows, plain
 from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.plan import Comparison, slug
 from lipcert.experiments.results import Spread, read_run, spread
-from lipcert.frozen import freeze
 from lipcert.models.build import build
 from lipcert.reports.tables import markdown_table
 from lipcert.training.checkpoint import write_atomically, write_json

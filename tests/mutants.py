@@ -23,20 +23,13 @@ from torch import nn
 
 import lipcert as lc
 from lipcert import check as checker
-from lipcert.activations import SLOPE_RESTRICTED
-from lipcert.certification.certificate import write_certificate
-from lipcert.frozen import (
-    FrozenHouseholder,
-    FrozenResidualConv2d,
-    FrozenResidualLinear,
-    FrozenResidualTorus,
-    FrozenTorus,
-    plain_linear,
-)
-from lipcert.frozen.torus import blocks_of, waves
-from lipcert.proofs.audit import chain
+from lipcert.certified import ops
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.freeze import prove
+from lipcert.certified.network import INPUT, Network, Node
+from lipcert.certified.operators import blocks_of, waves
 
-RELU = SLOPE_RESTRICTED["relu"]
+PIXEL = ((1, 1), ((0, 0), (0, 0)), (1, 1))  # stride, padding and dilation of a convolution that has none
 LISTED = "mutation"  # of a sound layer; a number is that of the list of known mistakes
 
 
@@ -124,12 +117,12 @@ def mutant(name, source, verdict, *, sound=False):
     return register
 
 
-def residual(weight, gamma, *, bias=50.0, witness=None, sigma=RELU):
+def residual(weight, gamma, *, bias=50.0, witness=None):
     """A frozen dense residual layer with the γ it is told; the bias makes every neuron active."""
     n = len(weight)
     q = None if witness is None else witness.double()
     stored = (weight.float(), torch.as_tensor(gamma).float().expand(n).clone(), torch.full((n,), float(bias)))
-    return FrozenResidualLinear(*stored, sigma, q)
+    return ops.ResidualLinear(*stored, q, "relu")
 
 
 def active(weight, gamma, **options):
@@ -154,7 +147,7 @@ def erratum():
 def erratum_conv():
     kernel, q = orthonormal(6, 4).view(4, 6, 1, 1), torch.full((4,), 1e-9, dtype=torch.float64)
     t = ((kernel[:, :, 0, 0] @ kernel[:, :, 0, 0].T).abs() * q[None, :] / (q[:, None] + 1e-6)).sum(dim=1)
-    layer = FrozenResidualConv2d(kernel.float(), (1 / t).float(), torch.full((4,), 50.0), RELU, q)
+    layer = ops.ResidualConv(kernel.float(), (1 / t).float(), torch.full((4,), 50.0), q, "relu", *PIXEL)
     return Case(layer, (6, 2, 2), 1.0, jacobian(layer, torch.rand(6, 2, 2)))
 
 
@@ -203,7 +196,8 @@ def cropped_powers():
     lags = F.conv2d(kernel, kernel, padding=(0, 2))  # 5 of them
     squared = F.conv2d(lags, lags.flip(3), padding=(0, 2))  # should be 9
     gamma = 1 / squared.abs().sum().sqrt()
-    layer = FrozenResidualConv2d(kernel, gamma.view(1), torch.full((1,), 50.0), RELU, None, padding=(0, 1))
+    around = ((1, 1), ((0, 0), (1, 1)), (1, 1))
+    layer = ops.ResidualConv(kernel, gamma.view(1), torch.full((1,), 50.0), None, "relu", *around)
     return Case(layer, (1, 1, 24), 1.0, jacobian(layer, torch.rand(1, 1, 24)))
 
 
@@ -249,43 +243,51 @@ def inert_q():
 # --- Inside a residual layer ---
 
 
-def with_sigma(name, function, x=None):
-    """W orthonormal, γ = 1; steepest where the Jacobian says."""
-    sigma = dataclasses.replace(RELU, name=name, function=function)
-    layer = residual(orthonormal(4, 4), 1 - 2.0**-20, bias=0.0, sigma=sigma, witness=torch.ones(4))
-    x = layer.weight.double().T @ x
-    return Case(layer, (4,), 1.0, jacobian(layer, x))
+class Inside(nn.Module):
+    """x − 2Wᵀσ(Wx) with W orthonormal and a σ of one's own; no op takes such a σ."""
+
+    def __init__(self, sigma):
+        super().__init__()
+        self.sigma = sigma
+        self.register_buffer("weight", orthonormal(4, 4).float())
+
+    def forward(self, x):
+        return x - 2 * self.sigma(x @ self.weight.T) @ self.weight
+
+
+def with_sigma(sigma, x):
+    """Steepest where the Jacobian says."""
+    layer = Inside(sigma)
+    return Case(layer, (4,), 1.0, jacobian(layer, layer.weight.double().T @ x))
 
 
 @mutant("GELU inside a residual layer", LISTED, "NotCertified")
 def gelu():
-    return with_sigma("gelu", F.gelu, torch.full((4,), 1.4142, dtype=torch.float64))
-
-
-@mutant("GELU under the name of ReLU", LISTED, "NotCertified")
-def disguised_gelu():
-    return with_sigma("relu", F.gelu, torch.full((4,), 1.4142, dtype=torch.float64))
+    return with_sigma(F.gelu, torch.full((4,), 1.4142, dtype=torch.float64))
 
 
 @mutant("SiLU inside a residual layer", LISTED, "NotCertified")
 def silu():
-    return with_sigma("silu", F.silu, torch.full((4,), 2.3994, dtype=torch.float64))
+    return with_sigma(F.silu, torch.full((4,), 2.3994, dtype=torch.float64))
 
 
 @mutant("Mish inside a residual layer", LISTED, "NotCertified")
 def mish():
-    return with_sigma("mish", F.mish, torch.full((4,), 1.4896, dtype=torch.float64))
+    return with_sigma(F.mish, torch.full((4,), 1.4896, dtype=torch.float64))
 
 
 @mutant("Hardswish inside a residual layer", LISTED, "NotCertified")
 def hardswish():
-    return with_sigma("hardswish", F.hardswish, torch.full((4,), 2.99, dtype=torch.float64))
+    return with_sigma(F.hardswish, torch.full((4,), 2.99, dtype=torch.float64))
 
 
 @mutant("GroupSort inside a residual layer", LISTED, "NotCertified")
 def sort_inside():
     """y − 2·sort(y): a swap gives [[1, −2], [−2, 1]]."""
-    return with_sigma("group_sort", lambda z: z.sort(dim=-1).values, torch.tensor([2.0, 1.0, 3.0, 4.0]).double())
+    return with_sigma(lambda z: z.sort(dim=-1).values, torch.tensor([2.0, 1.0, 3.0, 4.0]).double())
+
+
+NOT_INSIDE = ("gelu", "silu", "mish", "hardswish", "group_sort", "abs", "ReLU", "")  # no op has these as σ
 
 
 # --- Numbers that are none ---
@@ -311,7 +313,7 @@ def nan_weight():
     return Case(layer, (3,), 1.0, broken(layer, torch.rand(3)))
 
 
-@mutant("LeakyReLU with slope NaN", LISTED, "UNKNOWN")
+@mutant("LeakyReLU with slope NaN", LISTED, "NotCertified")
 def nan_slope():
     layer = nn.LeakyReLU(math.nan)
     return Case(layer, (3,), 1.0, broken(layer, -torch.ones(3)))
@@ -413,8 +415,8 @@ def replicate_residual():
 @mutant("circular padding k//2 with an even kernel", 9, "NotCertified")
 def even_circular():
     kernel = torch.full((1, 1, 2, 2), 0.25)
-    parts = (kernel, torch.ones(1), torch.full((1,), 50.0), RELU, torch.ones(1).double())
-    layer = FrozenResidualConv2d(*parts, padding=(1, 1), padding_mode="circular")
+    parts = (kernel, torch.ones(1), torch.full((1,), 50.0), torch.ones(1).double(), "relu")
+    layer = ops.ResidualConv(*parts, (1, 1), ((1, 1), (1, 1)), (1, 1), "circular")
     return Case(layer, (1, 3, 3), 1.0, jacobian(layer, torch.rand(1, 3, 3)))
 
 
@@ -477,18 +479,93 @@ def overlapping_maximum():
     return Case(layer, (1, 5, 5), 1.0, quotient(layer, x, y))
 
 
+@mutant("adaptive average pooling, overlapping windows as if they did not", 10, "PROVED")
+def adaptive_average():
+    """Five entries in four windows of two: counted as disjoint, each axis would have √(2/4)."""
+    layer = nn.AdaptiveAvgPool2d(4)
+    return Case(layer, (1, 5, 5), 0.5, affine(layer, (1, 5, 5)))
+
+
+@mutant("adaptive max pooling, overlapping windows counted as 1", 10, "PROVED")
+def adaptive_maximum():
+    layer, x = nn.AdaptiveMaxPool2d(4), torch.zeros(1, 5, 5)
+    y = x.clone()
+    y[0, 1, 1] = 1.0
+    return Case(layer, (1, 5, 5), 1.0, quotient(layer, x, y))
+
+
+def copying(layer, shape):
+    """A module that copies entries, counted as 1, as if it only moved them."""
+    return Case(layer, shape, 1.0, affine(layer, shape))
+
+
+@mutant("nn.CircularPad2d counted as 1", 9, "PROVED")
+def circular_pad():
+    return copying(nn.CircularPad2d(1), (1, 3, 3))
+
+
+@mutant("nn.ReflectionPad2d counted as 1", 9, "PROVED")
+def reflection_pad():
+    return copying(nn.ReflectionPad2d(1), (1, 3, 3))
+
+
+@mutant("nn.ReplicationPad2d counted as 1", 9, "PROVED")
+def replication_pad():
+    return copying(nn.ReplicationPad2d(2), (1, 3, 3))
+
+
+@mutant("nearest up-sampling counted as 1", LISTED, "PROVED")
+def upsampling():
+    return copying(nn.Upsample(scale_factor=2), (1, 3, 3))
+
+
+@mutant("overlapping patches (nn.Unfold) counted as 1", LISTED, "PROVED")
+def patches():
+    return copying(nn.Unfold(3, padding=1), (1, 4, 4))
+
+
+@mutant("rows that are taken twice counted as 1", LISTED, "PROVED")
+def repeated_rows():
+    return copying(ops.Select((None, (0, 1, 1, -1, 2), None)), (2, 3, 2))
+
+
+@mutant("a combination with weights of sum 2 counted as 1", LISTED, "PROVED")
+def heavy_combination():
+    return copying(Network([Node("sum", ops.Combination(torch.tensor([1.5, 0.5])), (INPUT, INPUT))]), (3,))
+
+
+@mutant("log_softmax counted as 1", 15, "PROVED")
+def log_softmax():
+    """I − 1pᵀ with p = e_1: √4."""
+    layer = nn.LogSoftmax(dim=1)
+    return Case(layer, (4,), 1.0, jacobian(layer, torch.tensor([60.0, 0.0, 0.0, 0.0])))
+
+
+@mutant("GELU that stands alone counted as 1", 15, "PROVED")
+def gelu_alone():
+    layer = nn.GELU()
+    return Case(layer, (3,), 1.0, jacobian(layer, torch.full((3,), 1.4142, dtype=torch.float64)))
+
+
+@mutant("Hardswish that stands alone counted as 1", 15, "PROVED")
+def hardswish_alone():
+    layer = nn.Hardswish()
+    return Case(layer, (3,), 1.0, jacobian(layer, torch.full((3,), 2.999, dtype=torch.float64)))
+
+
 @mutant("a sandwich layer as its residual, A and B each orthonormal on its own", LISTED, "REFUTED")
 def sandwich_of_orthonormals():
     a = b = orthonormal(5, 4, seed=1)
     weight = torch.cat([b, -a], dim=1).float()  # rows of norm √2 where AAᵀ + BBᵀ = I would have 1
-    layer = FrozenResidualLinear(weight, torch.ones(4), torch.full((4,), 9.0), RELU, None)
+    layer = ops.ResidualLinear(weight, torch.ones(4), torch.full((4,), 9.0), None, "relu")
     matrix = matrix_of(copy.deepcopy(layer).double(), (10,))
     return Case(layer, (10,), 1.0, norm(matrix[5:, :5]))  # from x to what takes the place of the zeros behind it
 
 
 @mutant("a reflection by a vector that is too long", LISTED, "REFUTED")
 def long_reflection():
-    layer = FrozenHouseholder(torch.tensor([0.9, 0.6]), torch.tensor([0.6, -0.9]), 1)
+    vectors = torch.tensor([[0.9, 0.6], [0.6, -0.9]])
+    layer = ops.ResidualLinear(-vectors, torch.ones(2), None, None, "relu", axis=0, groups=2)
     x = torch.tensor([[-0.9, -0.6, 0.0, 0.0]], dtype=torch.float64)
     return Case(layer, (4,), 1.0, float(torch.linalg.vector_norm(copy.deepcopy(layer).double()(x)) / x.norm()))
 
@@ -502,7 +579,7 @@ def in_waves(kernel, image):
 def long_waves():
     rows, columns, blocks = in_waves(orthonormal(3, 3)[:, :, None, None], (4, 4))
     rows[2:] *= 2**0.5  # √(2/N) is for those that occur twice; here once more
-    layer = FrozenTorus(rows, columns, blocks, None)
+    layer = ops.Circular(rows, columns, blocks, None)
     return Case(layer, (3, 4, 4), 1.0, affine(layer, (3, 4, 4)))
 
 
@@ -510,7 +587,7 @@ def long_waves():
 def long_blocks():
     kernel = torch.zeros(2, 2, 3, 3, dtype=torch.float64)
     kernel[:, :, 1, 1], kernel[:, :, 1, 2] = torch.eye(2), 0.5 * torch.eye(2)
-    layer = FrozenResidualTorus(*in_waves(kernel, (4, 5)), torch.ones(2), torch.full((2,), 9.0), RELU)
+    layer = ops.ResidualCircular(*in_waves(kernel, (4, 5)), torch.ones(2), torch.full((2,), 9.0), "relu")
     return Case(layer, (2, 4, 5), 1.0, jacobian(layer, torch.zeros(2, 4, 5)))
 
 
@@ -537,7 +614,7 @@ def batch_norm():
 
 
 def linear(weight):
-    return plain_linear(weight.float(), None)
+    return ops.Linear(weight.float(), None)
 
 
 @mutant("an exponential series of a skew matrix cut after order 5", 13, "PROVED")
@@ -576,6 +653,30 @@ def stale_norm():
     return Case(layer, (6,), before, affine(layer, (6,)))
 
 
+@mutant("a proof kept by an op whose weight changed", 14, "PROVED")
+def stale_op():
+    layer = linear(orthonormal(6, 4))
+    before = lc.audit(layer, (6,)).lipschitz
+    layer.weight *= 1.5
+    return Case(layer, (6,), before, affine(layer, (6,)))
+
+
+@mutant("a proof kept by a residual whose γ changed", 14, "REFUTED")
+def stale_residual():
+    layer = residual(orthonormal(6, 4), 1 - 2.0**-20, witness=torch.ones(4))
+    before = lc.audit(layer, (6,)).lipschitz
+    layer.gamma *= 1.5
+    return Case(layer, (6,), before, jacobian(layer, torch.rand(6)))
+
+
+@mutant("a proof shared by the copies of an op, one of which changed", 14, "PROVED")
+def stale_copy():
+    layer = linear(orthonormal(6, 4))
+    before, copied = lc.audit(layer, (6,)).lipschitz, layer.clone()
+    copied.weight[0] *= 1.25
+    return Case(copied, (6,), before, affine(copied, (6,)))
+
+
 @mutant("a frozen network after its origin was trained on", 14, "PROVED", sound=True)
 def frozen_stays():
     layer = lc.ResidualLinear(6, 4)
@@ -608,6 +709,26 @@ def unknown_module():
 def container():
     layer = Doubled(nn.ReLU())
     return Case(layer, (3,), 1.0, quotient(layer, torch.ones(3), torch.zeros(3)))
+
+
+class Quiet(ops.Linear):
+    """An op that says 1 of itself."""
+
+    def prove(self, shape, block=None):
+        return dataclasses.replace(super().prove(shape, block), lipschitz=1.0)
+
+
+@mutant("an op of one's own that proves itself", 15, "NotCertified")
+def own_op():
+    layer = Quiet(3 * orthonormal(6, 4).float(), None)
+    return Case(layer, (6,), 1.0, affine(layer, (6,)))
+
+
+@mutant("a forward hook on an op", 15, "NotCertified")
+def hooked_op():
+    layer = linear(orthonormal(6, 4))
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return Case(layer, (6,), 1.0, affine(layer, (6,)))
 
 
 @mutant("a forward hook on nn.ReLU", 15, "NotCertified")
@@ -664,7 +785,7 @@ def network_of(case, seed=0):
     """The module, then a linear head with three classes."""
     with torch.no_grad():
         out = copy.deepcopy(case.module).double()(torch.zeros(1, *case.shape, dtype=torch.float64))
-    head = plain_linear(rand(3, out[0].numel(), seed=seed).float(), None)
+    head = ops.Linear(rand(3, out[0].numel(), seed=seed).float(), None)
     middle = [nn.Flatten()] if out.ndim > 2 else []
     return nn.Sequential(case.module, *middle, head)
 
@@ -672,7 +793,7 @@ def network_of(case, seed=0):
 def write(folder, network, shape, count=6):
     """A certificate of six random inputs, as the library writes it."""
     images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(7))
-    links = chain(network, shape)
+    links = prove(network, shape)
     with torch.no_grad():
         labels = copy.deepcopy(network).double()(images.double()).argmax(dim=1)
     return write_certificate(folder, links, network, images, lc.certify(links, images, labels))
@@ -681,7 +802,7 @@ def write(folder, network, shape, count=6):
 def claimed_instead(path, claimed):
     """The same certificate, its first layer and its product with the constant that the mistake claims."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["layers"][0]["lipschitz"] = content["lipschitz"] = float(claimed).hex()
+    content["nodes"][0]["lipschitz"] = content["lipschitz"] = float(claimed).hex()
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -744,11 +865,11 @@ def _head(array):
 
 
 def _constant(content, tensors):
-    content["layers"][0]["lipschitz"] = (0.999).hex()
+    content["nodes"][0]["lipschitz"] = (0.999).hex()
 
 
 def _field(**values):
-    return lambda content, tensors: content["layers"][0].update(values)
+    return lambda content, tensors: content["nodes"][0].update(values)
 
 
 TAMPERINGS = [
@@ -804,7 +925,7 @@ def top_nine():
     bias = torch.zeros(12)
     rows[11, 0], rows[11, 11] = 10.0, 20.0  # margin 2 by its bias, distance 20
     bias[11] = -2.0
-    network = plain_linear(rows, bias)
+    network = ops.Linear(rows, bias)
     x = torch.zeros(1, 12)
     x[0, 0] = 1.0
     logits = network(x)[0].double()

@@ -90,6 +90,29 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         yield f"residual-conv-{bound}-even", Entry(make, (2, 5, 5))
         make = lambda b=bound: lc.AffineConv2d(2, 3, 2, padding=2, bound=b)  # noqa: E731
         yield f"affine-conv-{bound}-overpadded", Entry(make, (2, 4, 4))
+    for bound in ("aol", "sll", "spectral", "rescaled"):
+        for mode in ("zeros", "circular"):
+            make = lambda b=bound, p=mode: lc.ResidualConv1d(2, 3, 3, stride=2, padding_mode=p, bound=b)  # noqa: E731
+            if bound != "rescaled" or mode == "zeros":  # this T is within the 1 % that a grid of frequencies loses
+                yield f"residual-conv1d-{bound}-{mode}", Entry(make, (2, 8))
+            make = lambda b=bound, p=mode: lc.ResidualConv3d(2, 3, 2, padding_mode=p, bound=b)  # noqa: E731
+            if mode == "zeros":  # an even kernel has no circular padding of half its reach
+                yield f"residual-conv3d-{bound}-{mode}", Entry(make, (2, 3, 3, 3))
+            make = lambda b=bound, p=mode: lc.AffineConv1d(  # noqa: E731
+                4, 6, 3, stride=2, padding=1, padding_mode=p, groups=2, bound=b
+            )
+            yield f"affine-conv1d-{bound}-{mode}", Entry(make, (4, 8))
+            make = lambda b=bound, p=mode: lc.AffineConv3d(2, 3, (3, 1, 2), padding_mode=p, bound=b)  # noqa: E731
+            yield f"affine-conv3d-{bound}-{mode}", Entry(make, (2, 4, 2, 4))
+    for mode in ("zeros", "circular"):
+        make = lambda p=mode: lc.ResidualConv2d(2, 3, 3, dilation=2, padding_mode=p)  # noqa: E731
+        yield f"residual-conv-dilated-{mode}", Entry(make, (2, 6, 6))
+        make = lambda p=mode: lc.ResidualConv1d(2, 3, 3, stride=4, dilation=2, padding_mode=p)  # noqa: E731
+        yield f"residual-conv1d-dilated-{mode}", Entry(make, (2, 8))
+        make = lambda p=mode: lc.AffineConv2d(  # noqa: E731
+            2, 3, (3, 2), stride=2, padding=(2, 0), dilation=(2, 3), padding_mode=p
+        )
+        yield f"affine-conv-dilated-{mode}", Entry(make, (2, 6, 6))
     for method in MAPS:
         for n, m, stride, image in ((2, 2, 1, (4, 6)), (1, 3, 1, (6, 4)), (3, 2, 1, (4, 4)), (1, 5, 2, (8, 4))):
             make = lambda t=method, n=n, m=m, s=stride, i=image: lc.OrthogonalConv2d(  # noqa: E731

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from lipcert.certification.certificate import write_certificate
-from lipcert.certification.certify import errors_along, walk
+from lipcert.certified import ops
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.certify import errors_along, walk
+from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
-from lipcert.frozen import FrozenCombination, freeze
-from lipcert.proofs.audit import chain
 from lipcert.verified.rounding import U32, U64
 from test_training import ENVIRONMENT, command
 
@@ -100,13 +100,14 @@ def exact_forward(modules, x):
     value = [flint.fmpq(*float(v).as_integer_ratio()) for v in x]
     rational = lambda t: [[flint.fmpq(*float(v).as_integer_ratio()) for v in row] for row in t]  # noqa: E731
     for module in modules:
-        if isinstance(module, lc.layers.Center):
+        if isinstance(module, ops.Normalize):
+            assert (module.std == 1).all()
             value = [v - m for v, m in zip(value, rational([module.mean.tolist()])[0], strict=True)]
             continue
         weight = rational(module.weight.tolist())
         bias = rational([module.bias.tolist()])[0]
         z = [sum(w * v for w, v in zip(row, value, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
-        if isinstance(module, nn.Linear):
+        if isinstance(module, (nn.Linear, ops.Linear)):
             value = z
             continue
         gamma = rational([module.gamma.tolist()])[0]
@@ -123,7 +124,7 @@ def test_rounding_errors_stay_within_their_bound(dtype, u, block, scale):
     worst = 0.0
     for _ in range(6):
         frozen, head = dense_network(generator, scale=scale)
-        links = chain(nn.Sequential(*frozen, head), (6,), dtype=dtype, block=block)
+        links = prove(nn.Sequential(*frozen, head), (6,), dtype=dtype, block=block)
         for size in (1e-3, 1.0, 1e3):
             x = (torch.randn(1, 6, generator=generator) * size).to(dtype)
             output, sizes = walk(links, x)
@@ -196,8 +197,8 @@ def test_many_classes_examine_every_rival():
 def test_what_cannot_be_proved_is_refused(trained):
     frozen, test = trained
     x, labels = test.inputs()[:3], test.labels[:3]
-    with pytest.raises(lc.NotCertified, match=r"1 \(GELU\): no rule proves a constant"):
-        lc.certify(nn.Sequential(nn.Flatten(), nn.GELU()), x, labels)
+    with pytest.raises(lc.NotCertified, match=r"1 \(LayerNorm\): no rule proves a constant"):
+        lc.certify(nn.Sequential(nn.Flatten(), nn.LayerNorm(64)), x, labels)
     broken = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with torch.no_grad():
         broken[1].weight[0, 0] = math.nan
@@ -289,15 +290,15 @@ def test_blocked_sums_are_sharper():
     torch.manual_seed(0)
     layer = nn.Sequential(freeze(lc.ResidualLinear(512, 256)), nn.Linear(512, 10))
     norms = torch.ones(1, dtype=torch.float64)
-    plain, blocked = (chain(layer, (512,), dtype=torch.float32, block=b) for b in (None, 64))
-    assert blocked.parts[0].error_bound(norms, U32) < 0.5 * plain.parts[0].error_bound(norms, U32)
+    plain, blocked = (prove(layer, (512,), dtype=torch.float32, block=b) for b in (None, 64))
+    assert blocked.parts[0].proof.error_bound(norms, U32) < 0.5 * plain.parts[0].proof.error_bound(norms, U32)
     x = torch.randn(8, 512)
     torch.testing.assert_close(plain.parts[0].forward(x), blocked.parts[0].forward(x), rtol=1e-4, atol=1e-5)
 
 
 def test_the_certificate_is_accepted_and_fields_change_nothing_silently(trained, tmp_path):
     frozen, test = trained
-    links = chain(frozen, (1, 8, 8))
+    links = prove(frozen, (1, 8, 8))
     result = lc.certify(links, test.inputs(), test.labels)
     path = write_certificate(tmp_path, links, frozen, test.images, result, about="digits test")
     report = check(path)
@@ -311,9 +312,16 @@ def test_the_certificate_is_accepted_and_fields_change_nothing_silently(trained,
         write_certificate(
             tmp_path, links, frozen, test.images, lc.certify(links, test.inputs(), test.labels, arithmetic="real")
         )
-    tanh = chain(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(64, 10)), (1, 8, 8))
-    with pytest.raises(lc.NotCertified, match=r"no operation for 1 \(tanh\)"):
-        write_certificate(tmp_path, tanh, frozen, test.images, lc.certify(tanh, test.inputs(), test.labels))
+    tanh = nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(64, 10))
+    links = prove(tanh, (1, 8, 8))
+    result = lc.certify(links, test.inputs(), tanh(test.inputs()).argmax(dim=1))
+    path = write_certificate(tmp_path, links, tanh, test.images, result)
+    assert check(path).ok
+    assert json.loads(path.read_text())["assumes"] == ["tanh within 8 ulp"]
+    lc.register_rule(Own, 0.5)
+    word = prove(nn.Sequential(nn.Flatten(), Own(), nn.Linear(64, 10)), (1, 8, 8))
+    with pytest.raises(lc.NotCertified, match=r"the constant of 1 \(<Own>\) is assumed"):
+        write_certificate(tmp_path, word, tanh, test.images, result)
 
 
 def test_the_commands_certify_audit_and_check_a_run(tmp_path):
@@ -376,7 +384,7 @@ def test_lower_bounds_are_below_upper_ones(trained):
         assert layer.lower <= layer.upper, layer
     assert 0.3 < report.lower <= report.lipschitz
     assert report.backbone == 1.0
-    rows = frozen[1].weight.double()
+    rows = frozen[-1].weight.double()
     assert (report.pairwise >= torch.cdist(rows, rows) - 1e-12).all()
     assert (report.pairwise <= torch.cdist(rows, rows) + 1e-6).all()
     assert torch.isfinite(report.pairwise).all()
@@ -393,7 +401,7 @@ def linear(weight, bias=None, dtype=torch.float32):
 def test_a_proof_keeps_its_numbers_when_the_network_moves_on():
     first = linear([[1.0, 0.0], [0.0, 1.0]])
     net = nn.Sequential(first, nn.ReLU(), linear([[1.0, 0.0], [0.0, 1.0]]))
-    links, predictor = chain(net, (2,)), lc.FilteredClassifier(net, (2,))
+    links, predictor = prove(net, (2,)), lc.FilteredClassifier(net, (2,))
     x, labels = torch.tensor([[1.0, 0.5]]), torch.tensor([0])
     before, said = lc.certify(links, x, labels).radii, predictor(x).predictions
     first.weight.mul_(-1000)
@@ -418,7 +426,7 @@ def test_autocast_and_low_precision_products_are_kept_out():
 
 def test_a_proof_for_one_shape_is_not_used_for_another():
     net = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1, padding_mode="circular"), nn.Flatten())
-    links = chain(net, (1, 4, 4))
+    links = prove(net, (1, 4, 4))
     for call in (
         lambda: lc.certify(links, torch.rand(1, 1, 5, 5), torch.tensor([0])),
         lambda: lc.output_interval(links, torch.rand(1, 1, 5, 5), 0.1),
@@ -440,14 +448,14 @@ class _Mixed(nn.Linear, _Loud):
 def test_code_that_changes_a_known_module_is_refused():
     mixed = _Mixed(2, 2, bias=False)
     with pytest.raises(lc.NotCertified):
-        chain(nn.Sequential(mixed), (2,))
+        prove(nn.Sequential(mixed), (2,))
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
     compiled.register_forward_hook(lambda module, inputs, output: -output)
     with pytest.raises(lc.NotCertified, match="hook"):
-        chain(compiled, (2,))
+        prove(compiled, (2,))
     lc.register_rule(Own, lambda module: -1.0)
-    with pytest.raises(lc.NotCertified, match="finite constant"):
-        chain(nn.Sequential(Own()), (2,))
+    with pytest.raises(lc.NotCertified, match="constant must be finite and at least 0"):
+        prove(nn.Sequential(Own()), (2,))
 
 
 def test_real_arithmetic_is_about_the_exact_function():
@@ -490,10 +498,9 @@ def test_the_ends_of_the_floating_point_range_give_no_false_radius():
 
 
 def test_a_long_reflection_vector_has_its_own_rounding():
-    module = freeze(lc.layers.Householder(2))
-    module.first.fill_(60.0)
-    module.second.fill_(80.0)
-    links = chain(nn.Sequential(module), (2,))
+    network = freeze(lc.layers.Householder(2))
+    network[0].weight.copy_(torch.tensor([[-60.0, -80.0]]))
+    links = prove(network, (2,))
     worst = 0.0
     for x in torch.randn(200, 1, 2, dtype=torch.float64):
         a, b = (flint.fmpq(*float(v).as_integer_ratio()) for v in x[0])
@@ -501,7 +508,7 @@ def test_a_long_reflection_vector_has_its_own_rounding():
         exact = (a - 120 * behind, b - 160 * behind)
         computed = links.parts[0].forward(x)[0]
         off = [float(flint.fmpq(*float(c).as_integer_ratio()) - e) for c, e in zip(computed, exact, strict=True)]
-        worst = max(worst, math.hypot(*off) / float(links.parts[0].error_bound(x.norm(dim=1), U64)))
+        worst = max(worst, math.hypot(*off) / float(links.parts[0].proof.error_bound(x.norm(dim=1), U64)))
     assert worst <= 1
 
 
@@ -513,17 +520,26 @@ def test_a_mixture_of_networks_is_certified_and_its_rounding_bounded():
     with torch.no_grad():
         mixture.logits.copy_(torch.tensor([0.3, -0.2, 0.9]))
     frozen = freeze(nn.Sequential(mixture, nn.Linear(6, 3)))
-    weights = frozen[0].weights.double()
+    assert frozen.names == ("0.branches.0.0", "0.branches.0.1", "0.branches.1", "0.branches.2", "0.sum", "1")
+    weights = frozen[-2].weights.double()
     assert weights.sum() <= 1
-    links = chain(frozen, (6,))
-    expected = float(2 * weights[0] + weights[1] + weights[2])
-    assert expected <= links.parts[0].lipschitz <= expected * (1 + 1e-6)
+    links = prove(frozen, (6,))
+    middle = float(torch.linalg.matrix_norm(frozen[2].weight.double(), 2)) * (1 - 1e-12)  # hardly below 1
+    expected = float(2 * weights[0] + middle * weights[1] + weights[2])
+    assert expected <= links.backbone <= expected * (1 + 1e-6)
     x = torch.randn(40, 6)
     labels = frozen(x).argmax(dim=1)
     assert (lc.certify(links, x, labels).radii > 0).all()
-    narrow, wide = chain(frozen, (6,), dtype=torch.float32), x.double()
-    off = (frozen[0](x).double() - links.parts[0].forward(wide)).norm(dim=1)
-    assert (off <= narrow.parts[0].error_bound(wide.norm(dim=1), U32)).all()
+    body, none = freeze(mixture), torch.zeros(40, dtype=torch.float64)
+    narrow = prove(body, (6,), dtype=torch.float32)
+    out, sizes = walk(narrow, x)
+    exact = prove(body, (6,)).run(x.double())[-1]
+    assert (body.double()(x.double()) - exact).abs().max() < 1e-13
+    bound, _ = errors_along(narrow, sizes, none, U32)
+    for computed in (out, body.float()(x)):
+        off = (computed.double() - exact).norm(dim=1)
+        assert (off <= bound).all()
+        assert off.max() > 1e-3 * bound.min()  # it could be broken
 
 
 def test_average_pools_of_every_border_are_near_tight():
@@ -533,15 +549,15 @@ def test_average_pools_of_every_border_are_near_tight():
         nn.AvgPool2d((2, 3), (1, 2), (1, 1), count_include_pad=False),
         nn.AvgPool2d(3, 1, 1, divisor_override=2),
     ):
-        part = chain(nn.Sequential(module), (1, 7, 6)).parts[0]
+        part = prove(nn.Sequential(module), (1, 7, 6)).parts[0]
         eye = torch.eye(42, dtype=torch.float64).view(42, 1, 7, 6)
         exact = torch.linalg.matrix_norm(module(eye).flatten(1), 2).item()
-        assert exact <= part.lipschitz <= exact * (1 + 1e-7)
+        assert exact <= part.proof.lipschitz <= exact * (1 + 1e-7)
 
 
 def test_a_network_that_does_not_fit_its_input_is_one_clear_error():
     with pytest.raises(
-        ValueError, match=r"1 \(Linear\) must accept inputs of shape \(64,\); got: .*Check the shape"
+        ValueError, match=r"1 \(Linear\): it needs 63 inputs .* got examples of shape \(64,\)\. Check the shape"
     ):
         lc.certify(nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), torch.rand(2, 1, 8, 8), torch.zeros(2).long())
 
@@ -558,7 +574,10 @@ def test_a_branch_that_works_in_place_changes_no_other_branch():
     inside = kept.clone()
     inside[0, 0] -= 0.999 * result.radii.item()
     assert net(inside.clone()).argmax().item() == 0
-    assert torch.allclose(net[0](kept.clone()), mixture(kept.float()).double(), atol=1e-5)
+    links = prove(net, (3,))
+    (mixed,) = (value for part, value in zip(links.parts, links.run(kept), strict=True) if part.name == "0.sum")
+    assert torch.allclose(mixed, mixture(kept.float()).double(), atol=1e-5)
+    assert torch.allclose(freeze(mixture)(kept.float()), mixture(kept.float()), atol=1e-5)
     low, high = lc.output_interval(net, kept, 1.0)
     value = net(kept - torch.tensor([[1.0, 0.0, 0.0]]).double())
     assert (low <= value).all()
@@ -568,11 +587,17 @@ def test_a_branch_that_works_in_place_changes_no_other_branch():
 
 def test_a_mixture_with_an_assumed_branch_is_assumed():
     lc.register_rule(Own, lambda module: 0.5)
-    mixture = FrozenCombination(torch.tensor([0.5, 0.5]), [nn.Sequential(Own()), nn.Identity()])
-    part = chain(nn.Sequential(mixture), (3,)).parts[0]
-    assert part.assumed
-    assert not part.proved
-    raw = FrozenCombination(torch.tensor([1.0]), [lc.ResidualLinear(6, 5)])
-    run = chain(nn.Sequential(raw), (6,)).parts[0]
+    mixture = lc.layers.ConvexCombination(nn.Sequential(Own()), nn.Identity())
+    x = torch.randn(3, 3)
+    for network in (nn.Sequential(mixture), freeze(nn.Sequential(mixture))):
+        links = prove(network, (3,))
+        assert [part.name for part in links.parts if part.proof.assumed] == ["0.branches.0.0"]
+        assert [layer.verdict for layer in lc.audit(network, x).layers] == ["ASSUMED", "PROVED", "PROVED"]
+        assert 0.75 * (1 - 2.0**-20) <= links.lipschitz <= 0.75 * (1 + 2.0**-20)
+        assert lc.certify(links, x, arithmetic="real").assumed == ("0.branches.0.0",)
+        with pytest.raises(lc.NotCertified, match=r"0.branches.0.0 \(Own\).*rounding"):
+            lc.certify(links, x)
+    raw = lc.layers.ConvexCombination(lc.ResidualLinear(6, 5))
+    run = prove(nn.Sequential(raw), (6,))
     x = torch.randn(3, 6, dtype=torch.float64)
-    torch.testing.assert_close(run.forward(x), freeze(raw.branches[0]).double()(x), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(run.run(x)[-1], freeze(raw).double()(x), rtol=1e-14, atol=1e-14)

@@ -9,7 +9,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.activations import slope_restricted
 from lipcert.algebra.orthogonal import exponential_series, orthonormal
-from lipcert.certification.radius import certified_radii
+from lipcert.certified.radius import certified_radii
 from lipcert.data.digits import load_digits
 
 SIZES = [
@@ -116,7 +116,7 @@ REFUSED = [  # (call, exception, what the message must say)
         ValueError,
         r"groups must divide the channels; got groups=2 for 3 and 4",
     ),
-    (lambda: lc.lipschitz_bound("model"), ValueError, r"expected a torch module; got str"),
+    (lambda: lc.lipschitz_bound("model"), ValueError, r"expected a torch module[,;] got str"),
     (
         lambda: certified_radii(torch.ones(2, 2), torch.tensor([0, 7]), torch.ones(2, 2)),
         ValueError,
@@ -221,19 +221,54 @@ class _Impostor(nn.ReLU):
 
 
 @pytest.mark.parametrize(
-    "module", [nn.Linear(2, 2), nn.GELU(), nn.Softplus(), nn.BatchNorm1d(2), nn.LayerNorm(2), _Impostor()]
+    ("module", "cure"),
+    [
+        (nn.LayerNorm(2), "Replace it"),
+        (nn.GLU(), "Replace it"),
+        (nn.Bilinear(2, 2, 2), "Replace it"),
+        (_Impostor(), "Replace it"),
+        (nn.BatchNorm1d(2), r"Call \.eval\(\)"),
+        (nn.Dropout(), r"Call \.eval\(\)"),
+        (nn.GELU(approximate="tanh"), "approximate='none'"),
+        (nn.Softmax(), "dim=1"),
+        (nn.AvgPool1d(3, 1), "Pass the shape"),
+    ],
 )
-def test_unknown_modules_are_named_and_refused(module):
-    name = type(module).__name__
-    with pytest.raises(lc.NotCertified, match=f"no Lipschitz constant is proved for .*{name}.*Replace it"):
+def test_unknown_modules_are_named_and_refused(module, cure):
+    with pytest.raises(lc.NotCertified, match=f"{type(module).__name__}.*{cure}|{cure}") as refusal:
         lc.lipschitz_bound(nn.Sequential(lc.ResidualLinear(2, 2), module))
+    assert len(str(refusal.value).splitlines()) == 1
+    assert module.__class__ is nn.AvgPool1d or type(module).__name__ in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "constant"),
+    [
+        (nn.GELU(), 1.129),
+        (nn.Softplus(), 1.0),
+        (nn.Sigmoid(), 0.25),
+        (nn.LeakyReLU(-3.0), 3.0),
+        (nn.Flatten(), 1.0),
+        (nn.BatchNorm1d(2, eps=0.0).eval(), 1.0),
+    ],
+)
+def test_modules_of_torch_have_the_constants_that_are_proved(module, constant):
+    assert lc.lipschitz_bound(module) == pytest.approx(constant, rel=1e-12)
+    assert lc.lipschitz_bound(module) >= constant
+    assert lc.lipschitz_bound(nn.Sequential(nn.ReLU(), module)) >= constant
+
+
+def test_a_linear_map_of_torch_has_a_proved_constant():
+    layer = nn.Linear(3, 2)
+    true = float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2))
+    assert true <= lc.lipschitz_bound(layer) <= true * (1 + 1e-8)
 
 
 def test_arguments_nobody_knows_are_errors():
-    with pytest.raises(TypeError, match="dilation"):
-        lc.AffineConv2d(3, 2, 3, dilation=2)
-    with pytest.raises(AttributeError, match="no attribute 'ResidualConv3d'"):
-        _ = lc.ResidualConv3d
+    with pytest.raises(TypeError, match="padding"):
+        lc.ResidualConv2d(3, 2, 3, padding=2)
+    with pytest.raises(AttributeError, match="no attribute 'ResidualConv4d'"):
+        _ = lc.ResidualConv4d
 
 
 class _Louder(lc.ResidualLinear):

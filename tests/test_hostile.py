@@ -5,6 +5,7 @@ how it is refused does not matter here.
 """
 
 import copy
+import dataclasses
 import math
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from torch import nn
 
 import lipcert as lc
 from lipcert.activations import SLOPE_RESTRICTED
-from lipcert.frozen import FrozenCombination
-from lipcert.proofs.audit import chain
+from lipcert.certified import ops
+from lipcert.certified.freeze import prove
+from lipcert.certified.network import INPUT, Network, Node
 
 
 def linear(*rows, bias=None):
@@ -120,7 +122,7 @@ def exact_factor(norm):
 )
 def test_the_constant_of_a_batch_norm_neither_overflows_nor_underflows(variance, weight, eps):
     norm = batch_norm(variance, weight, eps)
-    constant = chain(norm, (1,)).lipschitz
+    constant = prove(norm, (1,)).lipschitz
     assert constant == math.inf or Fraction(constant) >= exact_factor(norm)
     assert constant < math.inf or exact_factor(norm) > 1e300
 
@@ -282,6 +284,12 @@ def test_what_replaces_the_code_of_a_module_is_refused(name):
         (lc.ResidualLinear, "compute", lambda: lc.ResidualLinear(4, 4)),
         (lc.layers.MaxMin, "act", lc.layers.MaxMin),
         (lc.bounds.SLL, "forward", lambda: lc.ResidualLinear(4, 4)),
+        (Network, "forward", lambda: lc.freeze(nn.ReLU())),
+        (ops.Affine, "forward", lambda: lc.freeze(nn.Linear(4, 4))),
+        (ops.Affine, "norm", lambda: lc.freeze(nn.Linear(4, 4))),
+        (ops.Residual, "rho", lambda: lc.freeze(lc.ResidualLinear(4, 4))),
+        (ops.Select, "prove", lambda: lc.freeze(lc.layers.PadChannels(6))),
+        (ops.Flexible, "at", lambda: lc.freeze(lc.layers.PadChannels(6))),
     ],
 )
 def test_a_patched_class_is_refused(kind, name, make, monkeypatch):
@@ -297,9 +305,126 @@ def test_a_patched_class_is_refused(kind, name, make, monkeypatch):
     with pytest.raises(lc.NotCertified, match="replaced"):
         lc.audit(module, shape)
     with pytest.raises(lc.NotCertified):
-        lc.lipschitz_bound(module)
+        lc.lipschitz_bound(module, shape)
+    if kind is not ops.Select:  # without a shape there is none yet
+        with pytest.raises(lc.NotCertified):
+            lc.lipschitz_bound(module)
     monkeypatch.undo()
     lc.audit(module, shape)
+
+
+class Louder(ops.Linear):
+    """An op of one's own, which says of itself what it likes."""
+
+    def forward(self, x):
+        return 9 * super().forward(x)
+
+
+class Quieter(ops.Linear):
+    def prove(self, shape, block=None):
+        return dataclasses.replace(super().prove(shape, block), lipschitz=0.1)
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return 0.5 * x
+
+
+def by_name(**change):
+    """A change of the op ``0`` of a frozen network, by attribute."""
+
+    def changed(network):
+        for name, value in change.items():
+            vars(network[0])[name] = value
+
+    return changed
+
+
+def hooked(op):
+    op.register_forward_hook(lambda module, inputs, output: 9 * output)
+
+
+def own_product(network):
+    network[0]._buffers["weight"] = network[0].weight.as_subclass(Tenfold)
+
+
+def hidden_op(network):
+    network[1](torch.zeros(1, 4))
+    network[1].at((4,)).forward = lambda x: 9 * x
+
+
+def without_buffer(network):
+    weight = network[0].weight
+    del network[0].weight
+    vars(network[0])["weight"] = weight * math.nan
+
+
+CHANGED = {
+    "a hook on the network": hooked,
+    "a hook on an op": lambda network: hooked(network[0]),
+    "a hook on a flexible op": lambda network: hooked(network[1]),
+    "a hook on a module that is assumed": lambda network: hooked(network[2].module),
+    "a patched forward": by_name(forward=lambda x: 9 * x),
+    "a patched evaluate": by_name(evaluate=lambda x, block: 9 * x),
+    "a patched proof": by_name(prove=lambda shape, block=None: None),
+    "a patched clone": by_name(clone=lambda: ops.Linear(torch.zeros(4, 4), None)),
+    "a compiled call": lambda network: compiled_call(network[0]),
+    "a patched network": lambda network: vars(network).update(forward=lambda x: 9 * x),
+    "an operator of another kind": by_name(
+        operator=ops.Conv(torch.ones(1, 1, 1), None, (1,), ((0, 0),), (1,)).operator
+    ),
+    "another axis": by_name(axis=0),
+    "other groups": by_name(groups=2),
+    "a weight with its own product": own_product,
+    "a weight that is no buffer": without_buffer,
+    "a bias that was not there": lambda network: setattr(network[0], "bias", torch.zeros(4)),
+    "a hidden op": hidden_op,
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_frozen_network_that_was_changed_is_refused(name):
+    lc.register_rule(Own, 0.5)
+    claims = (
+        lambda network: lc.audit(network, (4,)),
+        lc.freeze,
+        lambda network: lc.certify(network, torch.rand(2, 4), arithmetic="real"),
+        lambda network: prove(nn.Sequential(network, nn.ReLU()), (4,)),
+        lambda network: prove(lc.layers.ConvexCombination(network), (4,)),
+    )
+    for claim in claims:
+        network = lc.freeze(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Flatten(), Own()))
+        claim(network)
+        CHANGED[name](network)
+        with pytest.raises((lc.NotCertified, ValueError)):
+            claim(network)
+    if "assumed" not in name:
+        for shape in (None, (4,)):
+            network = lc.freeze(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Flatten()))
+            lc.lipschitz_bound(network, shape)
+            CHANGED[name](network)
+            with pytest.raises((lc.NotCertified, ValueError)):
+                lc.lipschitz_bound(network, shape)
+
+
+@pytest.mark.parametrize("kind", [Louder, Quieter])
+def test_an_op_of_ones_own_proves_nothing(kind):
+    op = kind(torch.eye(4), None)
+    for network in (op, nn.Sequential(op), Network([Node("op", op)])):
+        for claim in (lambda n: lc.audit(n, (4,)), lc.freeze, lambda n: lc.lipschitz_bound(n, (4,))):
+            with pytest.raises(lc.NotCertified):
+                claim(network)
+
+
+@pytest.mark.parametrize(("name", "value"), [("stride", (2, 2)), ("padding", ((0, 0), (0, 0))), ("groups", 2)])
+def test_the_settings_of_an_op_are_fixed(name, value):
+    """What was proved for the old ones would be found again for the new ones."""
+    network = lc.freeze(nn.Conv2d(2, 2, 3, padding=1))
+    assert lc.audit(network, (2, 4, 4)).ok
+    with pytest.raises(lc.NotCertified, match=name):
+        setattr(network[0], name, value)
+    with pytest.raises(lc.NotCertified, match="activation"):
+        lc.freeze(lc.ResidualLinear(2, 2))[0].activation = "tanh"
 
 
 def test_a_network_that_torch_compiled_is_looked_through():
@@ -308,7 +433,10 @@ def test_a_network_that_torch_compiled_is_looked_through():
     assert lc.audit(torch.compile(network, backend="eager"), (4,)).lipschitz == expected
     assert lc.audit(torch.compile(nn.ReLU(), backend="eager"), (4,)).ok
     assert lc.lipschitz_bound(torch.compile(lc.ResidualLinear(4, 4), backend="eager")) == 1.0
-    assert type(lc.freeze(torch.compile(network, backend="eager"))) is nn.Sequential
+    frozen, plain = lc.freeze(torch.compile(network, backend="eager")), lc.freeze(network)
+    assert type(frozen) is Network
+    assert frozen.names == plain.names == ("0", "1", "2")
+    assert all(torch.equal(a, b) for a, b in zip(frozen.buffers(), plain.buffers(), strict=True))
     network.compile(backend="eager")
     network[0].compile(backend="eager")
     assert lc.audit(network, (4,)).lipschitz == expected
@@ -322,22 +450,80 @@ def scales(*factors):
 
 
 def test_the_product_of_a_mixture_does_not_underflow():
-    branch = scales(*[2.0**-127] * 9, *[2.0**127] * 9)
-    for network in (lc.layers.ConvexCombination(branch), FrozenCombination(torch.ones(1), [branch])):
-        assert chain(network, (4,)).lipschitz >= 1 - 2.0**-20
+    small, large = [2.0**-127] * 9, [2.0**127] * 9
+    branch = scales(*small, *large)
+    for network in (lc.layers.ConvexCombination(branch), lc.freeze(lc.layers.ConvexCombination(branch))):
+        assert prove(network, (4,)).lipschitz >= 1 - 2.0**-20
     # The other way round the product overflows on the way; what is claimed may be infinite, never too small.
-    assert chain(FrozenCombination(torch.ones(1), [scales(*[2.0**127] * 9, *[2.0**-127] * 9)]), (4,)).lipschitz >= 1
+    assert prove(lc.layers.ConvexCombination(scales(*large, *small)), (4,)).lipschitz >= 1 - 2.0**-20
+    # Weights that underflow in a product still count.
+    tiny = 2.0**-140
+    assert prove(mixture(torch.tensor([tiny, 1.0]), scales(*small), nn.Identity()), (4,)).lipschitz >= 1
+    assert prove(mixture(torch.tensor([tiny, tiny]), nn.Identity(), nn.Identity()), (4,)).lipschitz >= 2 * tiny
+    assert prove(mixture(torch.tensor([tiny]), scales(*small)), (4,)).lipschitz > 0
+
+
+def mixture(weights, *branches):
+    """Σ_k weights_k·branches_k as a graph, with any weights."""
+    nodes, ends = [], []
+    for index, branch in enumerate(branches):
+        renamed = {INPUT: INPUT}
+        for node in lc.freeze(branch).nodes:
+            renamed[node.name] = f"{index}.{node.name}"
+            nodes.append(Node(renamed[node.name], node.op, tuple(renamed[name] for name in node.inputs)))
+        ends.append(nodes[-1].name)
+    return Network([*nodes, Node("sum", ops.Combination(weights), tuple(ends))])
 
 
 def test_branches_of_different_shapes_are_refused():
-    mixture = FrozenCombination(torch.full((2,), 0.5), [nn.Identity(), lc.layers.TakeChannels(1)])
-    with pytest.raises((lc.NotCertified, ValueError), match="shape"):
-        chain(mixture, (4,))
+    for graph in (
+        lc.layers.ConvexCombination(nn.Identity(), lc.layers.TakeChannels(1)),
+        lc.freeze(lc.layers.ConvexCombination(nn.Identity(), lc.layers.TakeChannels(1))),
+        mixture(torch.full((2,), 0.5), nn.Identity(), lc.layers.TakeChannels(1)),
+    ):
+        with pytest.raises((lc.NotCertified, ValueError), match="shape"):
+            prove(graph, (4,))
 
 
 def test_a_mixture_without_branches_is_refused():
-    with pytest.raises((lc.NotCertified, ValueError), match="branch"):
-        chain(FrozenCombination(torch.zeros(0), []), (4,))
+    with pytest.raises((lc.NotCertified, ValueError), match="at least one input"):
+        ops.Combination(torch.zeros(0))
+    with pytest.raises((lc.NotCertified, ValueError), match="inputs"):
+        Network([Node("sum", ops.Combination(torch.ones(1)), ())])
+    with pytest.raises((lc.NotCertified, ValueError), match="reads 1 inputs, got 2"):
+        Network([Node("abs", ops.Function("abs"), (INPUT, INPUT))])
+    emptied = lc.layers.ConvexCombination(nn.Identity())
+    del emptied.branches[0]
+    with pytest.raises((lc.NotCertified, ValueError), match="branches"):
+        prove(emptied, (4,))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_mixture_has_one_weight_for_each_branch(count):
+    """Two branches; with one weight the second would not be counted."""
+    with pytest.raises((lc.NotCertified, ValueError), match=rf"reads {count} inputs, got 2"):
+        prove(mixture(torch.full((count,), 0.25), lc.layers.Scale(2.0), lc.layers.Scale(9.0)), (4,))
+
+
+def test_a_weight_below_zero_is_refused():
+    with pytest.raises(lc.NotCertified, match="negative"):
+        ops.Combination(torch.tensor([1.5, -0.5]))
+    graph = mixture(torch.tensor([0.5, 0.5]), nn.Identity(), lc.layers.Scale(-1.0))
+    graph[-1].weights.copy_(torch.tensor([1.5, -0.5]))
+    with pytest.raises(lc.NotCertified, match="negative"):
+        prove(graph, (4,))
+
+
+def test_what_the_last_op_does_not_read_does_not_count():
+    """A factor 0.1 that nothing uses made the product 0.1."""
+    nodes = Node("a", ops.Scale(0.1)), Node("b", ops.Function("abs")), Node("c", ops.Scale(3.0), ("b",))
+    with pytest.raises(ValueError, match="'a' is read by no other node"):
+        Network(nodes)
+    assert 3 <= lc.lipschitz_bound(Network(nodes[1:])) <= 3 * (1 + 1e-6)
+    both = mixture(torch.tensor([0.5, 0.5]), lc.layers.Scale(0.1), lc.layers.Scale(3.0))
+    assert 1.55 * (1 - 1e-6) <= lc.lipschitz_bound(both, (4,)) <= 1.55 * (1 + 1e-6)
+    with pytest.raises(lc.NotCertified, match="shape"):
+        lc.lipschitz_bound(both)
 
 
 def test_pairs_of_tiny_constants_are_not_zero():
@@ -351,11 +537,11 @@ def test_pairs_of_tiny_constants_are_not_zero():
 FLUSHING = """
 import torch, lipcert as lc
 from torch import nn
-from lipcert.proofs.audit import chain
+from lipcert.certified.freeze import prove
 network = nn.Sequential(nn.LeakyReLU(2.0**126), nn.Linear(1, 2))
 with torch.no_grad():
     network[1].weight.copy_(torch.tensor([[-1.0], [0.0]])); network[1].bias.copy_(torch.tensor([0.0, 0.1]))
-classify, links = lc.FilteredClassifier(network, (1,)), chain(network, (1,))
+classify, links = lc.FilteredClassifier(network, (1,)), prove(network, (1,))
 x = torch.tensor([[-2.0**-127]])
 assert int(classify(x).predictions) in (0, -1)
 torch.set_flush_denormal(True)
@@ -566,6 +752,15 @@ def test_register_rule_takes_a_number_or_a_function_and_checks_it():
         report = lc.audit(Own(), x)
         assert report.layers[0].verdict == "ASSUMED"
         assert report.lipschitz == pytest.approx(0.5)
+        for claim in (lc.lipschitz_bound, lambda module: lc.lipschitz_bound(module, (4,))):
+            for network in (
+                Own(),
+                nn.Sequential(nn.ReLU(), Own()),
+                lc.freeze(Own()),
+                lc.layers.ConvexCombination(Own()),
+            ):
+                with pytest.raises(lc.NotCertified):  # which says "proved", so a user's word is not enough
+                    claim(network)
     for rule in (-1.0, math.nan, math.inf, "1", None):
         with pytest.raises(ValueError, match="constant"):
             lc.register_rule(Own, rule)

@@ -23,8 +23,7 @@ import torch
 from torch import nn
 
 import lipcert as lc
-from lipcert.activations import SLOPE_RESTRICTED
-from lipcert.frozen import FrozenResidualLinear, plain_linear
+from lipcert.certified import ops
 
 COMMAND = "python tests/test_isometric.py --out results/isometric.json"
 WIDTH, HIDDEN, CLASSES, PAIRS = 64, 24, 10, 13
@@ -43,11 +42,11 @@ def isometric_network(seed=0):
     for _ in range(PAIRS):
         weight = (orthonormal(HIDDEN, WIDTH, generator) * (1 - 2.0**-22)).float()
         gamma, bias = torch.ones(HIDDEN), torch.full((HIDDEN,), 40.0)
-        layers.append(FrozenResidualLinear(weight, gamma, bias, SLOPE_RESTRICTED["relu"], None))
+        layers.append(ops.ResidualLinear(weight, gamma, bias, None, "relu"))
         turn = (orthonormal(WIDTH, WIDTH, generator) * (1 - 2.0**-22)).float()
         shift = 2 * weight.double().T @ bias.double()  # what the reflection moved the origin by, taken back
-        layers.append(plain_linear(turn, (turn.double() @ shift).float()))
-    return nn.Sequential(*layers, plain_linear(orthonormal(CLASSES, WIDTH, generator).float(), None)).eval()
+        layers.append(ops.Linear(turn, (turn.double() @ shift).float()))
+    return nn.Sequential(*layers, ops.Linear(orthonormal(CLASSES, WIDTH, generator).float(), None)).eval()
 
 
 def near_boundary(network, count, seed=1):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import lipcert as lc
-from lipcert.certification.radius import certified_radii
+from lipcert.certified.radius import certified_radii
 from lipcert.losses import EMMA, HKR, KR, CertificateRegularized, LogitAnnealing, MarginBoosting, MultiMargin
 
 OffsetCrossEntropy = lc.losses.OffsetCrossEntropy

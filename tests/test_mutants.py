@@ -14,8 +14,9 @@ from torch import nn
 
 import lipcert as lc
 import mutants
-from lipcert.proofs.lower import stretch_estimate
-from lipcert.proofs.rules import rule
+from lipcert.certified import ops
+from lipcert.certified.freeze import prove
+from lipcert.certified.lower import stretch_estimate
 from lipcert.verified.rounding import U32, U64
 from mutants import MUTANTS, RADII, TAMPERINGS
 
@@ -51,22 +52,23 @@ def test_the_audit_gives_the_right_verdict(index):
 @pytest.mark.parametrize("index", range(len(MUTANTS)), ids=[m.build.__name__ for m in MUTANTS])
 def test_the_checker_accepts_what_is_proved_and_refutes_what_is_claimed(index):
     row = results()[0][index]
-    if row.checker is None:  # the format has no such layer, or nothing finite is proved
-        assert row.upper == math.inf or type(row.case.module) not in IN_FORMAT or row.mutant.name in OUT_OF_FORMAT
+    if row.checker is None:  # nothing finite is proved
+        assert row.upper == math.inf
     else:
         assert row.checker == ("accepts", "accepts" if row.mutant.sound else "refutes")
 
 
-IN_FORMAT = (
-    nn.Linear,
-    nn.Conv2d,
-    lc.layers.Normalize,
-    mutants.FrozenResidualLinear,
-    mutants.FrozenResidualConv2d,
-    mutants.FrozenTorus,
-    mutants.FrozenResidualTorus,
-)
-OUT_OF_FORMAT = ("stride 2 with dilation 2, the stride counted twice",)
+@pytest.mark.parametrize("name", mutants.NOT_INSIDE)
+def test_no_residual_op_takes_an_activation_by_another_name(name):
+    weight, one = torch.eye(4), torch.ones(4)
+    makers = (
+        lambda: ops.ResidualLinear(weight, one, None, None, name),
+        lambda: ops.ResidualConv(weight[:, :, None, None], one, None, None, name, *mutants.PIXEL),
+        lambda: ops.ResidualCircular(*mutants.in_waves(weight[:, :, None, None], (2, 2)), one, None, name),
+    )
+    for make in makers:
+        with pytest.raises(lc.NotCertified, match="activation"):
+            make()
 
 
 @pytest.mark.parametrize("one", MUTANTS, ids=[m.build.__name__ for m in MUTANTS])
@@ -169,16 +171,15 @@ def test_float32_bounds_cover_the_rounding_of_float64_tensors_and_factors():
         layer.bias.data.fill_(factor / 3)
         for module in (lc.layers.Scale(factor), layer):
             exact = x.double() * factor + (factor / 3 if module is layer else 0.0)
-            one = rule(module, (1,), torch.float32)
-            assert bool(
-                ((one.forward(x).double() - exact).abs().flatten() <= one.error_bound(x[:, 0].double(), U32)).all()
-            )
+            (one,) = prove(module, (1,), dtype=torch.float32).parts
+            off = (one.forward(x).double() - exact).abs().flatten()
+            assert bool((off <= one.proof.error_bound(x[:, 0].double(), U32)).all())
 
 
 def test_values_that_may_overflow_have_no_error_bound():
     """−3e38 − 3e38 + 4e38 + 4e38 is −∞ in one order of adding, and ReLU makes it 0: finite and wrong."""
     for u, huge in ((U32, 2.0**61), (U64, 2.0**501)):
-        one = rule(nn.ReLU(), (1,))
+        one = prove(nn.ReLU(), (1,)).parts[0].proof
         assert float(one.error_bound(torch.tensor([huge], dtype=torch.float64), u)) == math.inf
         assert float(one.error_bound(torch.tensor([huge / 4], dtype=torch.float64), u)) == 0.0
     network = nn.Sequential(

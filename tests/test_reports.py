@@ -28,12 +28,12 @@ from PIL import Image
 from torch import nn
 
 import lipcert as lc
+from lipcert.certified.freeze import freeze
 from lipcert.cli.attack import Attack
 from lipcert.cli.audit import Audit
 from lipcert.cli.certify import Certify
 from lipcert.cli.report import Report
 from lipcert.cli.train import Train, parse_train
-from lipcert.frozen import freeze
 from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
 from lipcert.reports.runs import load_runs
@@ -195,8 +195,8 @@ def test_spectra_are_those_of_the_operators():
     dense, wide = lc.ResidualLinear(12, 7), lc.ResidualLinear(5, 9)
     head = lc.NormalizedHead(12, 4)
     for layer, pixels in ((conv, 16), (strided, 32)):  # a stride of 2 leaves 16 of 32
-        frozen = freeze(layer)
-        (found,) = spectra_estimates(nn.Sequential(frozen))
+        (frozen,) = network = freeze(layer)
+        (found,) = spectra_estimates(network)
         scale = frozen.gamma.double().sqrt()[:, None, None]
         kernel = frozen.weight.double() * scale[..., None]
         padded = lambda x, k=kernel, f=frozen: nn.functional.conv2d(  # noqa: E731
@@ -213,13 +213,13 @@ def test_spectra_are_those_of_the_operators():
             float(values.square().sum()) / 256 / len(kernel), rel=1e-6
         )
     for layer in (dense, wide):
-        frozen = freeze(layer)
-        (found,) = spectra_estimates(nn.Sequential(frozen))
+        (frozen,) = network = freeze(layer)
+        (found,) = spectra_estimates(network)
         values = torch.linalg.svdvals(frozen.weight.double() * frozen.gamma.double().sqrt()[:, None])
         assert found.quantiles[0] == found.largest_estimate == pytest.approx(float(values[0]))
         assert found.quantiles[-1] == pytest.approx(float(values[-1]))
         assert list(found.quantiles) == sorted(found.quantiles, reverse=True)
-    (found,) = spectra_estimates(nn.Sequential(freeze(head)))
+    (found,) = spectra_estimates(freeze(head))
     assert (found.kind, found.mean_share_estimate) == ("plain", pytest.approx(1))
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 import lipcert as lc
 import lmi
-from lipcert.certification.certificate import write_certificate
-from lipcert.certification.certify import certify
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.certify import certify
+from lipcert.certified.freeze import prove
+from lipcert.certified.ops import Residual, Select
 from lipcert.check import check
-from lipcert.frozen import FrozenResidual
-from lipcert.proofs.audit import chain
 from lipcert.verified import convolution
 from table import jacobian
 from test_torus import ROUNDING, circulant
@@ -89,10 +89,9 @@ def test_a_general_layer_is_a_product_with_a_residual(activation):
     ):
         layer = random_layer(layer)
         frozen = lc.freeze(layer)
-        kinds = [type(part).__name__ for part in frozen]
-        assert kinds[0] == "PadChannels"
-        assert isinstance(frozen[1], FrozenResidual)
-        assert len(kinds) == 3
+        assert isinstance(frozen[0].at(shape), Select)
+        assert isinstance(frozen[1], Residual)
+        assert len(frozen) == 3
         x = torch.randn(3, *shape, dtype=torch.float64)
         change = copy.deepcopy(frozen).double()(x) - layer(x)
         assert change.abs().max() <= 2**-20 * 10  # float32 storage of numbers up to about 10
@@ -139,8 +138,8 @@ def test_certificates_of_them_are_written_and_checked(kind, tmp_path):
     x = images.float() / 255
     frozen = lc.freeze(network)
     assert (frozen(x) - network(x)).abs().max() <= 1e-4
-    links = chain(frozen, (1, 8, 8))
-    assert all(part.proved and part.lipschitz <= 1 for part in links.parts[:-1])
+    links = prove(frozen, (1, 8, 8))
+    assert all(part.proof.proved and part.proof.lipschitz <= 1 for part in links.parts[:-1])
     result = certify(links, x, frozen(x).argmax(dim=1))
     report = check(write_certificate(tmp_path, links, frozen, images, result))
     assert report.ok
@@ -200,15 +199,16 @@ def test_without_a_witness_a_general_convolution_freezes_to_itself(bound, tmp_pa
     frozen = lc.freeze(nn.Sequential(layer, nn.Flatten(), lc.NormalizedHead(384, 3)))
     images = torch.randint(0, 256, (6, 4, 8, 8), dtype=torch.uint8)
     x = images.float() / 255
-    assert torch.allclose(frozen[0](x), layer(x), atol=1e-5)
-    links = chain(frozen, (4, 8, 8))
+    pad, expansion, mixing = list(frozen)[:3]
+    assert torch.allclose(mixing(expansion(pad(x))), layer(x), atol=1e-5)
+    links = prove(frozen, (4, 8, 8))
     assert links.lipschitz <= 1.75  # √3 for three unit rows
     result = certify(links, x, frozen(x).argmax(dim=1))
     path = write_certificate(tmp_path, links, frozen, images, result)
     assert check(path).ok
-    frozen[0][1].gamma *= 1.05
-    more = chain(frozen, (4, 8, 8)).parts[1].lipschitz
-    norm = torch.linalg.matrix_norm(jacobian(copy.deepcopy(frozen[0][:2]).double(), x[:1].double()), 2)
+    expansion.gamma *= 1.05
+    more = prove(frozen, (4, 8, 8)).parts[1].proof.lipschitz
+    norm = torch.linalg.matrix_norm(jacobian(lambda v: expansion(pad(v)), x[:1].double()), 2)
     assert norm <= more
 
 
@@ -221,16 +221,19 @@ def test_a_sandwich_that_no_proof_reaches_is_refused(monkeypatch):
 def test_frozen_reflections_stay_on_their_channels():
     frozen = lc.freeze(lc.layers.Householder(6))
     for shape in ((3, 2), (3, 12), (6,)):
-        with pytest.raises(ValueError, match="expects 6 channels in dimension 1"):
+        with pytest.raises(ValueError, match=r"6 channels in dimension 1|dimension 1 of a batch"):
             frozen(torch.zeros(*shape))
-    with pytest.raises(ValueError, match="expects 6 channels"):
+    with pytest.raises(ValueError, match="needs 6 inputs along axis 0"):
         lc.audit(frozen, (2,))
 
 
 def test_vectors_empty_batches_and_another_default_dtype():
     for layer in (lc.SandwichLinear(3, 4), lc.GeneralLinear(3, 2, 4)):
         x = torch.randn(3)
-        assert torch.allclose(lc.freeze(layer)(x), layer(x), atol=1e-6)
+        assert torch.allclose(lc.freeze(layer)(x[None])[0], layer(x), atol=1e-6)
+        with pytest.raises(lc.NotCertified, match="examples have shape"):  # frozen networks take batches
+            lc.freeze(layer)(x)
+        assert lc.freeze(layer)(x.expand(0, 3)).shape == (0, 4)
     strided = lc.SandwichConv2d(1, 3, 1, image_size=4, stride=2)
     assert strided(torch.zeros(0, 1, 4, 4)).shape == (0, 3, 2, 2)
     torch.set_default_dtype(torch.float64)
@@ -267,7 +270,7 @@ def test_a_residual_of_single_taps_pays_no_loss_to_the_checker(tmp_path):
         layer.weight.zero_()
         layer.weight[0, 0, 1, 1], layer.weight[1, 0, 1, 1] = 1e-13, 1.0
     frozen, x = lc.freeze(nn.Sequential(layer, nn.Flatten(), lc.NormalizedHead(64, 3))), torch.rand(4, 1, 4, 4)
-    links = chain(frozen, (1, 4, 4))
+    links = prove(frozen, (1, 4, 4))
     result = certify(links, x, frozen(x).argmax(dim=1))
     assert check(write_certificate(tmp_path, links, frozen, x, result)).ok
 
@@ -276,6 +279,6 @@ def test_a_layer_of_zeros_has_the_constant_zero(tmp_path):
     frozen = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
     nn.init.zeros_(frozen[0].weight)
     x = torch.rand(4, 4)
-    links = chain(lc.freeze(frozen), (4,))
+    links = prove(lc.freeze(frozen), (4,))
     result = certify(links, x, frozen(x).argmax(dim=1))
     assert check(write_certificate(tmp_path, links, frozen, x, result)).ok

@@ -10,13 +10,12 @@ from torch import nn
 import lipcert as lc
 from lipcert import check as checker
 from lipcert.algebra.torus import MAPS
-from lipcert.certification.certificate import write_certificate
-from lipcert.certification.certify import certify
+from lipcert.certified import freeze, ops
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.certify import certify
+from lipcert.certified.freeze import prove
+from lipcert.certified.operators import blocks_of, expand, waves
 from lipcert.check import check
-from lipcert.frozen import FrozenResidualLinear, FrozenResidualTorus, FrozenTorus, circular
-from lipcert.frozen.torus import blocks_of, expand, waves
-from lipcert.proofs.audit import chain
-from lipcert.proofs.rules import rule
 from lipcert.verified import convolution
 from lipcert.verified.rounding import U32, U64
 from lipcert.verified.torus import torus_kappa, torus_norm_bound, torus_rho_bound
@@ -136,8 +135,12 @@ def test_a_network_of_them_is_proved_certified_and_checked(method, tmp_path):
     x = images.float() / 255
     frozen = lc.freeze(network)
     assert (frozen(x) - network(x)).abs().max() <= 1e-4  # float32 transforms of images of norm 10
-    links = chain(frozen, (1, 8, 12))
-    proved = [(part.method, part.lipschitz) for part in links.parts if "conv" in part.op or "torus" in part.op]
+    links = prove(frozen, (1, 8, 12))
+    proved = [
+        (part.proof.method, part.proof.lipschitz)
+        for part in links.parts
+        if "conv" in part.op or "circular" in part.op
+    ]
     assert len(proved) == 3
     how = "torus" if method == "bcop" else "waves"
     assert all(found == how and 0.9 < constant <= 1 for found, constant in proved)
@@ -188,8 +191,8 @@ def test_a_layer_in_float64_is_frozen_in_float32(method):
     layer = lc.OrthogonalResidualConv2d(1, 2, kernel, image_size=4, method=method).double()
     frozen = lc.freeze(layer)
     assert frozen(torch.zeros(1, 1, 4, 4)).dtype == torch.float32
-    (link,) = chain(frozen, (1, 4, 4)).parts
-    assert link.lipschitz == 1.0
+    (link,) = prove(frozen, (1, 4, 4)).parts
+    assert link.proof.lipschitz == 1.0
 
 
 def test_no_images_are_no_error():
@@ -213,7 +216,7 @@ def test_a_kernel_as_large_as_a_large_image_is_checked(image, tmp_path):
     )
     images = torch.randint(0, 256, (3, 1, *image), dtype=torch.uint8)
     frozen = lc.freeze(network)
-    links = chain(frozen, (1, *image))
+    links = prove(frozen, (1, *image))
     result = certify(links, images.float() / 255, frozen(images.float() / 255).argmax(dim=1))
     assert check(write_certificate(tmp_path, links, frozen, images, result)).ok
 
@@ -309,27 +312,32 @@ def test_bounds_of_waves_do_not_underflow():
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 1)])
 def test_a_bias_or_gamma_of_another_shape_is_refused(shape):
     """It would be broadcast: three channels came out where the proof had one, with √3 times the constant."""
-    rows, columns, sigma = waves(3).float(), waves(2).float(), lc.freeze(lc.ResidualLinear(2, 2)).sigma
-    blocks, two = torch.randn(2, 8, 8), torch.ones(2)
-    modules = [
-        FrozenTorus(rows, columns, blocks, torch.randn(shape)),
-        FrozenResidualTorus(rows, columns, blocks, two, torch.randn(shape), sigma),
-        FrozenResidualTorus(rows, columns, blocks, torch.rand(shape), two, sigma),
+    rows, columns = waves(3).float(), waves(2).float()
+    blocks, two, dense = torch.randn(2, 8, 8), torch.ones(2), torch.randn(2, 4)
+    makers = [
+        (lambda bias: ops.Circular(rows, columns, blocks, bias), "bias", (2, 3, 2)),
+        (lambda bias: ops.ResidualCircular(rows, columns, blocks, two, bias, "relu"), "bias", (2, 3, 2)),
+        (lambda gamma: ops.ResidualCircular(rows, columns, blocks, gamma, two, "relu"), "gamma", (2, 3, 2)),
+        (lambda bias: ops.ResidualLinear(dense, two, bias, None, "relu"), "bias", (4,)),
+        (lambda gamma: ops.ResidualLinear(dense, gamma, two, None, "relu"), "gamma", (4,)),
     ]
-    for module in modules:
+    for make, name, image in makers:
         with pytest.raises(lc.NotCertified, match="must have shape"):
-            lc.audit(module, (2, 3, 2))
-    with pytest.raises(lc.NotCertified, match="must have shape"):
-        lc.audit(FrozenResidualLinear(torch.randn(2, 4), two, torch.randn(shape), sigma, None), (4,))
+            make(torch.rand(shape))
+        module = make(two)  # and if it is replaced later
+        setattr(module, name, torch.rand(shape))
+        with pytest.raises(lc.NotCertified, match="must have shape"):
+            lc.audit(module, image)
 
 
 def test_a_large_residual_in_waves_has_no_bound_in_float32():
     """What underflows in its first product is multiplied by the second."""
-    rows, columns, sigma = waves(4).float(), waves(4).float(), lc.freeze(lc.ResidualLinear(2, 2)).sigma
-    large = FrozenResidualTorus(rows, columns, torch.eye(4).repeat(4, 1, 1), torch.full((1,), 9.0), None, sigma)
-    one = rule(large, (1, 4, 4), torch.float32)
-    assert one.error_bound(torch.ones(1).double(), U32).isinf()
-    assert rule(large, (1, 4, 4)).error_bound(torch.ones(1).double(), U64) < 1e-10
+    rows, columns, one = waves(4).float(), waves(4).float(), torch.ones(1).double()
+    blocks, gamma = torch.eye(4).repeat(4, 1, 1), torch.full((1,), 9.0)
+    large = ops.ResidualCircular(rows, columns, blocks, gamma, None, "relu")
+    (narrow,), (wide,) = (prove(large, (1, 4, 4), dtype=dtype).parts for dtype in (torch.float32, torch.float64))
+    assert narrow.proof.error_bound(one, U32).isinf()
+    assert wide.proof.error_bound(one, U64) < 1e-10
 
 
 def test_frozen_with_a_stride_takes_no_images():
@@ -348,7 +356,8 @@ def test_the_error_bound_of_waves_holds(residual):
     )
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
-    frozen = lc.freeze(layer)
+    network = lc.freeze(layer)
+    (frozen,) = network
     rows, columns, blocks = (getattr(frozen, name).double().numpy() for name in ("rows", "columns", "weight"))
     matrix = matrix_of_waves(*(t.astype(np.longdouble) for t in (rows, columns, blocks)))[0]
     bias = np.repeat(frozen.bias.double().numpy(), 30)
@@ -359,29 +368,33 @@ def test_the_error_bound_of_waves_holds(residual):
         twice = 2 * np.repeat(frozen.gamma.double().numpy(), 30)
         z = exact - (np.maximum(z, 0) * twice) @ matrix
     for dtype, u, block in ((torch.float32, U32, None), (torch.float32, U32, 4), (torch.float64, U64, None)):
-        one = rule(frozen, (3, 6, 5), dtype, block)
+        (one,) = prove(network, (3, 6, 5), dtype=dtype, block=block).parts
         away = (one.forward(x.to(dtype)).double().numpy().reshape(8, -1) - z).astype(float)
         norms = x.double().flatten(1).norm(dim=1)
-        assert (np.linalg.norm(away, axis=1) <= one.error_bound(norms, u).numpy()).all()
-    deployed = frozen(x).double().numpy().reshape(8, -1)
+        assert (np.linalg.norm(away, axis=1) <= one.proof.error_bound(norms, u).numpy()).all()
+    deployed = network(x).double().numpy().reshape(8, -1)
     assert np.abs(deployed - z.astype(float)).max() <= 1e-5
 
 
 def test_what_does_not_fit_its_waves_is_refused():
-    layer = lc.freeze(lc.OrthogonalConv2d(2, 3, image_size=(4, 6)))
+    network = lc.freeze(lc.OrthogonalConv2d(2, 3, image_size=(4, 6)))
     for shape in ((1, 2, 6, 4), (1, 3, 4, 6), (1, 2, 4, 5), (2, 24)):
-        with pytest.raises(ValueError, match="part of it"):
-            layer(torch.zeros(shape))
-    with pytest.raises(lc.NotCertified, match="must fit inputs"):
-        lc.audit(layer, (2, 6, 4))
-    layer.rows *= 3
+        with pytest.raises(ValueError, match="part of the layer"):
+            network(torch.zeros(shape))
+    with pytest.raises(lc.NotCertified, match=r"images of shape \(2, 4, 6\).*got shape \(2, 6, 4\)"):
+        lc.audit(network, (2, 6, 4))
+    network[0].rows *= 3
     with pytest.raises(lc.NotCertified, match="at most 1 in modulus"):
-        lc.audit(layer, (2, 4, 6))
+        lc.audit(network, (2, 4, 6))
 
 
 def test_few_taps_stay_a_convolution_and_many_numbers_too(monkeypatch):
-    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=3)), nn.Conv2d)
-    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=8, method="bcop")), nn.Conv2d)
-    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=4)), FrozenTorus)
-    monkeypatch.setattr(circular, "MANY_NUMBERS", 10)
-    assert isinstance(lc.freeze(lc.OrthogonalConv2d(2, 2, image_size=4)), nn.Conv2d)
+    def kind(**options):
+        (op,) = lc.freeze(lc.OrthogonalConv2d(2, 2, **options))
+        return type(op)
+
+    assert kind(image_size=3) is ops.Conv
+    assert kind(image_size=8, method="bcop") is ops.Conv
+    assert kind(image_size=4) is ops.Circular
+    monkeypatch.setattr(freeze, "MANY_NUMBERS", 10)
+    assert kind(image_size=4) is ops.Conv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 
+import numpy as np
 from torch import Tensor
 
 from lipcert.algebra.gram import Columns
@@ -27,3 +28,7 @@ class Bound(Fixed, abc.ABC):
 
     def require_sound(self) -> None:
         """Raise ``NotCertified`` where T is no bound in the present mode; most bounds always are."""
+
+    def witness(self, count: int) -> np.ndarray | None:  # (count,) float64
+        """The q of T_i = Σ_j A_ij q_j/q_i for ``count`` columns; None for bounds of another kind."""
+        return None

@@ -6,8 +6,10 @@ T_i = Σ_j |WᵀW|_ij r_ij with r_ij r_ji ≥ 1 is a bound since 2|x_i x_j| ≤ 
 
 from __future__ import annotations
 
+import copy
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +28,9 @@ class AOL(Bound):
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         return columns, columns.collect(absolute_product(columns, columns.taps.new_ones(columns.taps.shape[:2])))
+
+    def witness(self, count: int) -> np.ndarray | None:
+        return np.ones(count)
 
 
 Form = Literal["exp", "shifted", "surrogate", "sampled_gradient", "sampled_surrogate"]
@@ -109,8 +114,17 @@ class SLL(Bound):
                 "Call .eval() first: evaluation mode uses the exact T."
             )
 
+    def witness(self, count: int) -> np.ndarray | None:
+        return learned_witness(self)
+
     def extra_repr(self) -> str:
         return f"{self.size}, form={self.form!r}"
+
+
+def learned_witness(bound: SLL | Rescaled) -> np.ndarray:
+    """q in float64, as the bound uses it in evaluation mode."""
+    q = copy.deepcopy(bound).double().eval().weights()[0]
+    return np.asarray(q.detach().cpu().numpy())
 
 
 def bounded_exponential(log_q: Tensor) -> Tensor:
@@ -159,6 +173,9 @@ class Rescaled(Bound):
         """q twice, as ``SLL.weights``."""
         q = bounded_exponential(self.log_q.to(dtype))
         return q, q
+
+    def witness(self, count: int) -> np.ndarray | None:
+        return learned_witness(self) if self.order == 0 else None
 
     def extra_repr(self) -> str:
         return f"{self.size}, order={self.order}"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lipcert.attacks.evidence import Claims
+    from lipcert.certified.network import Proved
     from lipcert.data.dataset import ImageData
-    from lipcert.proofs.audit import Chain
 
 QUIET_SECONDS = 30  # between two lines of progress in a log
 
@@ -57,7 +57,7 @@ class Attack:
         from lipcert.attacks.evidence import contradictions, record_of
         from lipcert.attacks.parts import Parts, attack_in_shards
         from lipcert.attacks.shards import attackers
-        from lipcert.certification.certificate import as_inputs
+        from lipcert.certified.certificate import as_inputs
         from lipcert.training.checkpoint import write_atomically, write_json
 
         radii, folder = self.checked(), self.run_folder
@@ -125,21 +125,20 @@ def prepare(args: Attack) -> tuple[nn.Module, ImageData, Claims, dict[str, Any]]
 
     from lipcert.attacks.attack import attacks_of
     from lipcert.attacks.shards import SHARD
+    from lipcert.certified.freeze import freeze, prove
     from lipcert.cli.certify import test_images
-    from lipcert.frozen import freeze
-    from lipcert.proofs.audit import chain
     from lipcert.training.checkpoint import load_model, weights_sha256
 
     torch.set_num_threads(1)  # sums in the same order, however many processes work
     network = freeze(load_model(args.run_folder))
     weights = weights_sha256(args.run_folder)
     test = test_images(args.run_folder, args.data, args.data_root)
-    links = chain(network, test.image_shape)
+    links = prove(network, test.image_shape)
     images = test.take(slice(0, args.examples), split=test.split)
     claims = claims_of(args.run_folder, links, network, test, images)
     settings = {
         "method": args.method,
-        "attacks": list(attacks_of(args.method, max(2, links.parts[-1].shape[0]), images.image_shape)),
+        "attacks": list(attacks_of(args.method, max(2, links.shape[0]), images.image_shape)),
         "examples": len(images),
         "all": args.all,
         "seed": args.seed,
@@ -154,11 +153,11 @@ def prepare(args: Attack) -> tuple[nn.Module, ImageData, Claims, dict[str, Any]]
     return network, images, claims, settings
 
 
-def claims_of(folder: Path, links: Chain, network: nn.Module, test: ImageData, images: ImageData) -> Claims:
+def claims_of(folder: Path, links: Proved, network: nn.Module, test: ImageData, images: ImageData) -> Claims:
     """certified.jsonl, if it is about this network and these images; else certified anew, without writing it."""
     from lipcert.attacks.evidence import Claims
-    from lipcert.certification.certificate import as_inputs
-    from lipcert.certification.certify import certify
+    from lipcert.certified.certificate import as_inputs
+    from lipcert.certified.certify import certify
     from lipcert.cli.certify import progress_bar
 
     stored, why = stored_claims(folder, links, network, test, images)
@@ -171,7 +170,7 @@ def claims_of(folder: Path, links: Chain, network: nn.Module, test: ImageData, i
 
 
 def stored_claims(
-    folder: Path, links: Chain, network: nn.Module, test: ImageData, images: ImageData
+    folder: Path, links: Proved, network: nn.Module, test: ImageData, images: ImageData
 ) -> tuple[Claims | None, str]:
     """The claims of certified.jsonl, or None and why they are not about this network and these images.
 
@@ -183,9 +182,9 @@ def stored_claims(
     import torch
 
     from lipcert.attacks.evidence import Claims
-    from lipcert.certification.certificate import as_inputs, sha256_of
-    from lipcert.exports.files import Certificate
-    from lipcert.exports.records import describe
+    from lipcert.certified.certificate import as_inputs, sha256_of
+    from lipcert.certified.records import describe
+    from lipcert.exporters.files import Certificate
 
     try:
         certificate = Certificate.of_folder(folder)

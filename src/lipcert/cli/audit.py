@@ -21,9 +21,9 @@ class Audit:
     def run(self) -> int:
         import json
 
-        from lipcert.exports.files import exported_shape, load_frozen
-        from lipcert.frozen import freeze
-        from lipcert.proofs.audit import audit
+        from lipcert.certified.audit import audit
+        from lipcert.certified.freeze import freeze
+        from lipcert.exporters.files import exported_shape, load_frozen
         from lipcert.training.checkpoint import load_model, load_spec, weights_sha256, write_json
 
         shape = exported_shape(self.run_folder) if self.run_folder.is_file() else None

@@ -40,10 +40,10 @@ class Bench:
         import torch
         from rich.console import Console
 
+        from lipcert.certified.freeze import freeze
         from lipcert.data.dataset import ImageData
         from lipcert.errors import positive_int
         from lipcert.experiments.cost import inference_seconds, step_seconds
-        from lipcert.frozen import freeze
         from lipcert.models.build import build
         from lipcert.models.presets import model_spec
         from lipcert.reports.tables import rich_table

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lipcert.certification.certify import CertificationResult
+    from lipcert.certified.certify import CertificationResult
+    from lipcert.certified.network import Proved
     from lipcert.data.dataset import ImageData
-    from lipcert.proofs.audit import Chain
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ class Certify:
     def run(self) -> int:
         import json
 
-        from lipcert.certification.certificate import as_inputs, write_certificate
+        from lipcert.certified.certificate import as_inputs, write_certificate
+        from lipcert.certified.freeze import freeze, prove
         from lipcert.errors import positive_int
-        from lipcert.frozen import freeze
-        from lipcert.proofs.audit import chain
         from lipcert.training.checkpoint import load_model, write_atomically
 
         radii = {text: fraction(text) for text in self.eps}
@@ -58,7 +57,7 @@ class Certify:
         if self.examples is not None:
             images = images.take(slice(0, self.examples), split="test")
         frozen = freeze(load_model(self.run_folder))
-        links = chain(frozen, tuple(images.images.shape[1:]))
+        links = prove(frozen, tuple(images.images.shape[1:]))
         with progress_bar("certifying") as show:
             result = certify_shared(links, as_inputs(images.images), images.labels, self.batch_size, show)
         if result is None:  # the first process writes and speaks
@@ -75,7 +74,7 @@ class Certify:
 
 
 def certify_shared(
-    links: Chain, inputs: Tensor, labels: Tensor, batch_size: int, show: Callable[[int, int], object]
+    links: Proved, inputs: Tensor, labels: Tensor, batch_size: int, show: Callable[[int, int], object]
 ) -> CertificationResult | None:
     """``certify``, divided among the processes of torchrun; None in all but the first."""
     import os
@@ -84,7 +83,7 @@ def certify_shared(
     import torch
     import torch.distributed as dist
 
-    from lipcert.certification.certify import certify
+    from lipcert.certified.certify import certify
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:

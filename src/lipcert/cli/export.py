@@ -35,9 +35,9 @@ class Export:
         import json
         import math
 
-        from lipcert.exports.export import ExportChanged, export
-        from lipcert.exports.files import Certificate
-        from lipcert.frozen import freeze
+        from lipcert.certified.freeze import freeze
+        from lipcert.exporters.export import ExportChanged, export
+        from lipcert.exporters.files import Certificate
         from lipcert.training.checkpoint import load_model, load_spec
 
         folder = self.run_folder if self.run_folder.is_dir() else self.run_folder.parent

@@ -129,7 +129,7 @@ def certified_sums(model: nn.Module) -> CountHits:
     from torch import nn
 
     import lipcert as lc
-    from lipcert.certification.radius import certified_radii
+    from lipcert.certified.radius import certified_radii
 
     backbone, head = model.children()
     assert isinstance(head, (lc.NormalizedHead, lc.layers.FirstLogits))  # what models.build makes

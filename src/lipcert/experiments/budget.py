@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
+from lipcert.certified.freeze import freeze
 from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import ImageData
 from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.paper import SIZES, TABLE_1
 from lipcert.experiments.plan import Job
 from lipcert.experiments.runner import diverged
-from lipcert.frozen import freeze
 from lipcert.models.build import build
 from lipcert.training.checkpoint import read_metrics, write_json
 from lipcert.training.config import TrainConfig

@@ -13,13 +13,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lipcert.certified.freeze import freeze
 from lipcert.data.dataset import ImageData
 from lipcert.data.registry import load_data
 from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.plan import Comparison, Job, Key, finals, slug, sweep
 from lipcert.experiments.results import RADII, RunResult, Spread, read_run, spread
 from lipcert.experiments.runner import Stage, diverged, run_all
-from lipcert.frozen import freeze
 from lipcert.training.checkpoint import load_model, read_metrics, write_json
 
 CHOSEN_BY = "certified 36/255"  # the field's headline number, on held-out training images

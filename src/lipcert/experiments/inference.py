@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from lipcert.certification.certify import certify
-from lipcert.certification.radius import certified_radii
+from lipcert.certified.certify import certify
+from lipcert.certified.freeze import freeze, prove
+from lipcert.certified.radius import certified_radii
 from lipcert.data.dataset import ImageData
-from lipcert.frozen import freeze
 from lipcert.layers.contract import lipschitz_bound
 from lipcert.layers.head import FirstLogits, NormalizedHead
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
-from lipcert.proofs.audit import chain
 
 BATCH = 256
 
@@ -49,7 +48,7 @@ def time_test_set(model: str, test: ImageData, *, examples: int | None = None) -
         forward = _forward(network, test, device)
         count = min(len(test), examples or len(test))
         began = time.process_time()
-        links = chain(freeze(network), test.image_shape)
+        links = prove(freeze(network), test.image_shape)
         proved = time.process_time()
         certify(links, test.images[:count].double() / 255, test.labels[:count])
         ended = time.process_time()

@@ -170,22 +170,31 @@ def require_no_loop(module: nn.Module) -> None:
     visit(module, ())
 
 
-_EXACT_ONE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh)
+def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
+    """A proved Lipschitz constant of a layer, or of an ``nn.Sequential`` of layers.
 
-
-def lipschitz_bound(module: nn.Module) -> float:
-    """A proved Lipschitz constant of a layer, of an activation, or of an ``nn.Sequential`` of them."""
+    The constant of some modules, such as an average pool, depends on the shape of one input: pass it then.
+    """
     if not isinstance(module, nn.Module):
-        raise ValueError(f"expected a torch module; got {type(module).__name__}. Pass the network itself.")
+        raise ValueError(f"expected a torch module, got {type(module).__name__}. Pass the network itself.")
+    from lipcert.certified.freeze import constant_of  # which imports this module
+
+    if input_shape is not None:
+        return _a_number(constant_of(module, input_shape), module)
     if isinstance(module, LipschitzLayer):
         return module.lipschitz_bound()
     inner = compiled_module(module)
     if inner is not None:
         return lipschitz_bound(inner)
-    require_intact(module)
     require_no_loop(module)
-    require_finite(module)
-    return _a_number(_torch_bound(module), module)
+    if type(module) is not nn.Sequential:
+        return _a_number(constant_of(module), module)
+    require_intact(module)
+    product = 1.0
+    for child in module:  # not children(), which counts a module used twice once
+        factor = lipschitz_bound(child)
+        product = product if factor == 1.0 else math.nextafter(product * factor, math.inf)
+    return _a_number(product, module)
 
 
 def _a_number(constant: float, module: nn.Module) -> float:
@@ -195,27 +204,3 @@ def _a_number(constant: float, module: nn.Module) -> float:
             f"{constant}. Check its parameters."
         )
     return constant
-
-
-def _torch_bound(module: nn.Module) -> float:
-    kind = type(module)  # exact: a subclass may compute something else
-    if isinstance(module, nn.Sequential) and kind is nn.Sequential:
-        product = 1.0
-        for child in module:  # not children(), which counts a module used twice once
-            factor = lipschitz_bound(child)
-            product = product if factor == 1.0 else math.nextafter(product * factor, math.inf)
-        return product
-    if kind in _EXACT_ONE:
-        return 1.0
-    if kind is nn.Sigmoid:
-        return 0.25
-    for leaky, slope in ((nn.LeakyReLU, "negative_slope"), (nn.ELU, "alpha")):
-        if kind is leaky:
-            value = abs(float(getattr(module, slope)))
-            return value if not value <= 1.0 else 1.0  # NaN stays NaN, and is refused
-    raise NotCertified(
-        f"no Lipschitz constant is proved for {kind.__module__}.{kind.__qualname__}. Replace it by a lipcert layer "
-        "(Linear by AffineLinear or ResidualLinear, Conv2d by AffineConv2d, a pool by ScaledAvgPool2d), by one of "
-        "Identity, Flatten, Unflatten, ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Sequential of torch.nn, or subclass "
-        "LipschitzLayer and define proved_constant()."
-    )

@@ -382,14 +382,14 @@ class _AffineConv(Affine):
     """g(x) = WT^(−½)x + b with W a convolution, 1-Lipschitz whenever WᵀW ⪯ T.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, groups: as in ``torch.nn``. There is no dilation.
+        in_channels, out_channels, kernel_size, stride, dilation, groups: as in ``torch.nn``.
         padding: an integer, one for each axis, or "same" (odd kernels, stride 1).
         padding_mode: ``zeros``, any amount, or ``circular``, at most half of what the kernel reaches and only on
             images divisible by the stride. Reflect and replicate padding are refused.
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``in_channels`` columns.
 
     Shape:
-        (N, in_channels, H, W) → (N, out_channels, H′, W′) as in ``torch.nn``.
+        (N, in_channels, sizes…) → (N, out_channels, sizes…) as in ``torch.nn``, with one, two or three sizes.
     """
 
     AXES: int
@@ -402,6 +402,7 @@ class _AffineConv(Affine):
         *,
         stride: Size = 1,
         padding: Size | str = 0,
+        dilation: Size = 1,
         padding_mode: str = "zeros",
         groups: int = 1,
         bound: str | Bound = "aol",
@@ -410,7 +411,7 @@ class _AffineConv(Affine):
         dtype: Dtype = None,
     ) -> None:
         kernel, strides = sizes("kernel_size", kernel_size, self.AXES), sizes("stride", stride, self.AXES)
-        apart = (1,) * self.AXES  # the operator takes a dilation; frozen layers do not store one yet
+        apart = sizes("dilation", dilation, self.AXES)
         if isinstance(padding, str):
             one_of("padding", padding, ("same",), cure="Or pass an integer, or one for each axis.")
             if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in strides):
@@ -418,16 +419,26 @@ class _AffineConv(Affine):
                     f"padding='same' needs an odd kernel and stride 1; got kernel {kernel} and stride {strides}. "
                     "Pass the padding as a number."
                 )
-            margin = tuple(k // 2 for k in kernel)
+            margin = tuple(d * (k // 2) for d, k in zip(apart, kernel, strict=True))
         else:
             margin = sizes("padding", padding, self.AXES, least=0)
         operator = Conv(in_channels, out_channels, kernel, strides, margin, apart, padding_mode, groups)
         super().__init__(operator, bound, bias, device, dtype)
 
 
+class AffineConv1d(_AffineConv):
+    __doc__ = _AffineConv.__doc__
+    AXES = 1
+
+
 class AffineConv2d(_AffineConv):
     __doc__ = _AffineConv.__doc__
     AXES = 2
+
+
+class AffineConv3d(_AffineConv):
+    __doc__ = _AffineConv.__doc__
+    AXES = 3
 
 
 class ResidualLinear(Residual):
@@ -466,16 +477,16 @@ class _ResidualConv(Residual):
     Args:
         channels: of x and of h(x).
         hidden: channels of Wᵀx.
-        kernel_size, stride, groups: of Wᵀ. A stride thins the hidden neurons; the output has the shape of
-            the input.
-        padding_mode: ``zeros`` or ``circular``. The padding is k//2, so that an odd kernel is "same". Reflect and
-            replicate padding can double the norm and are refused.
+        kernel_size, stride, dilation, groups: of Wᵀ. A stride thins the hidden neurons; the output has the shape
+            of the input.
+        padding_mode: ``zeros`` or ``circular``. The padding is half of what the kernel reaches, so that an odd
+            kernel is "same". Reflect and replicate padding can double the norm and are refused.
         bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``hidden`` columns.
         activation: σ, with slope in [0, 1].
 
     Shape:
-        (N, channels, H, W) → the same, for any image; ``circular`` needs sides divisible by the stride.
-        ``weight`` is (hidden, channels/groups, kernel_h, kernel_w), as in ``torch.nn``.
+        (N, channels, sizes…) → the same, with one, two or three sizes; ``circular`` needs sizes divisible by the
+        stride. ``weight`` is (hidden, channels/groups, kernel_size…), as in ``torch.nn``.
     """
 
     AXES: int
@@ -487,6 +498,7 @@ class _ResidualConv(Residual):
         kernel_size: Size = 3,
         *,
         stride: Size = 1,
+        dilation: Size = 1,
         padding_mode: str = "zeros",
         groups: int = 1,
         bound: str | Bound = "sll",
@@ -496,15 +508,25 @@ class _ResidualConv(Residual):
         dtype: Dtype = None,
     ) -> None:
         kernel, strides = sizes("kernel_size", kernel_size, self.AXES), sizes("stride", stride, self.AXES)
-        apart = (1,) * self.AXES  # the operator takes a dilation; frozen layers do not store one yet
-        margin = tuple(k // 2 for k in kernel)
+        apart = sizes("dilation", dilation, self.AXES)
+        margin = tuple((d * (k - 1) + 1) // 2 for d, k in zip(apart, kernel, strict=True))
         operator = Conv(channels, hidden, kernel, strides, margin, apart, padding_mode, groups)
         super().__init__(operator, bound, activation, bias, device, dtype)
+
+
+class ResidualConv1d(_ResidualConv):
+    __doc__ = _ResidualConv.__doc__
+    AXES = 1
 
 
 class ResidualConv2d(_ResidualConv):
     __doc__ = _ResidualConv.__doc__
     AXES = 2
+
+
+class ResidualConv3d(_ResidualConv):
+    __doc__ = _ResidualConv.__doc__
+    AXES = 3
 
 
 class GeneralLinear(General):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from lipcert.frozen import freeze
+from lipcert.certified.freeze import freeze
 from lipcert.reports.runs import Run
 from lipcert.reports.spectra import Spectrum, spectra_estimates
 from lipcert.training.checkpoint import load_model
@@ -39,7 +39,7 @@ def _require_same_weights(run: Run, frozen: nn.Module) -> None:
     if run.certificate is None:
         return
     path = run.folder / "certificate.safetensors"
-    names = [str(layer["weight"]) for layer in run.certificate.layers if "weight" in layer]
+    names = [str(node["weight"]) for node in run.certificate.nodes if node.get("weight") is not None]
     if not path.is_file():
         return
     here = frozen.state_dict()

@@ -125,7 +125,7 @@ class CertificateRecord(Record):
     assumes: tuple[str, ...] = Field(default=(), strict=False)  # of the platform's elementary functions
     inputs: CertifiedInputs
     weights: str
-    layers: tuple[dict[str, Any], ...] = Field(strict=False)
+    nodes: tuple[dict[str, Any], ...] = Field(strict=False)
     claims: tuple[tuple[int, int, str], ...] = Field(strict=False)
 
 

@@ -8,13 +8,16 @@ grid of frequencies.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lipcert.algebra.gram import Columns, dense_columns, residual_columns, symbol
-from lipcert.frozen import FrozenResidual, FrozenResidualConv2d, FrozenResidualTorus, FrozenTorus
+from lipcert.certified.network import Network
+from lipcert.certified.operators import Circular, Conv
+from lipcert.certified.ops import Affine, Product, Residual
 
 GRIDS = (16, 12, 8, 6, 4)  # points per axis
 WORK = 4e9  # multiplications a layer may cost, before its grid is made coarser
@@ -36,37 +39,40 @@ class Spectrum:
 
 
 @torch.no_grad()
-def spectra_estimates(frozen: nn.Module) -> list[Spectrum]:
+def spectra_estimates(frozen: Network) -> list[Spectrum]:
     """One entry for each weight of a frozen network, in its order."""
-    found = []
-    for name, module in frozen.named_modules():
-        if isinstance(module, FrozenResidual):
-            found.append(_spectrum(name, module, "residual", module.gamma))
-        elif isinstance(module, (nn.Linear, nn.Conv2d, FrozenTorus)):
-            found.append(_spectrum(name, module, "plain", None))
-    return found
+    spectra = []
+    for node in frozen.nodes:
+        if isinstance(node.op, Residual):
+            spectra.append(_spectrum(node.name, node.op, "residual", node.op.gamma))
+        elif isinstance(node.op, Affine):
+            spectra.append(_spectrum(node.name, node.op, "plain", None))
+    return spectra
 
 
-def _spectrum(name: str, module: nn.Module, kind: str, gamma: Tensor | None) -> Spectrum:
-    weight = module.get_buffer("weight").double().cpu()
+def _spectrum(name: str, op: Product, kind: str, gamma: Tensor | None) -> Spectrum:
+    weight, operator = op.weight.double().cpu(), op.operator
     grid = None
-    if isinstance(module, (FrozenTorus, FrozenResidualTorus)):  # near orthonormal waves around these blocks
+    if isinstance(operator, Circular):  # near orthonormal waves around these blocks
+        rows, columns = op.get_buffer("rows"), op.get_buffer("columns")
         scale = torch.ones(weight.shape[1] // 4).double() if gamma is None else gamma.double().cpu().sqrt()
         blocks = weight * scale.repeat(4)[:, None]
-        values, grid = torch.linalg.svdvals(blocks).flatten(), module.rows.shape[1]
-        pixels = module.rows.shape[1] * module.columns.shape[1]
+        values, grid = torch.linalg.svdvals(blocks).flatten(), rows.shape[1]
+        pixels = rows.shape[1] * columns.shape[1]
         share = float(blocks.square().sum()) / (len(scale) * pixels)
         return _described(name, kind, weight, grid, scale, values, share)
     scale = torch.ones(len(weight)).double() if gamma is None else gamma.double().cpu().sqrt()
     scaled = weight * scale.view(-1, *[1] * (weight.ndim - 1))
-    if isinstance(module, (FrozenResidualConv2d, nn.Conv2d)):
-        high, wide = module.stride
-        columns = residual_columns(scaled, (int(high), int(wide)), module.groups)
-        grid = None if columns.taps.shape[3:] == (1, 1) else _grid(columns)
+    if isinstance(operator, Conv):
+        stride = tuple(s // math.gcd(s, d) for s, d in zip(operator.stride, operator.dilation, strict=True))
+        filters = residual_columns(scaled, stride, operator.groups)
+        grid = None if max(filters.taps.shape[3:]) == 1 else _grid(filters)
+    elif operator.groups > 1:
+        filters = residual_columns(scaled[:, :, None], (1,), operator.groups)
     else:
-        columns = dense_columns(scaled)
+        filters = dense_columns(scaled)
     share = float(scaled.flatten(1).square().sum(dim=1).mean())
-    return _described(name, kind, weight, grid, scale, _singular_values(columns, grid), share)
+    return _described(name, kind, weight, grid, scale, _singular_values(filters, grid), share)
 
 
 def _described(
@@ -89,12 +95,12 @@ def _grid(columns: Columns) -> int:
     """The finest grid within the work allowed."""
     groups, count, rows = columns.taps.shape[:3]
     each = groups * min(count, rows) ** 2 * max(count, rows)
-    return next((points for points in GRIDS if points * (points // 2 + 1) * each <= WORK), GRIDS[-1])
+    return next((points for points in GRIDS if points ** (columns.taps.ndim - 3) / 2 * each <= WORK), GRIDS[-1])
 
 
 def _singular_values(columns: Columns, grid: int | None) -> Tensor:
     """All of them, over groups and frequencies: roots of the eigenvalues of the smaller Gram matrix."""
-    matrices = symbol(columns, (grid or 1, grid or 1))  # (groups, frequencies, n, rows)
+    matrices = symbol(columns, (grid or 1,) * (columns.taps.ndim - 3))  # (groups, frequencies, n, rows)
     adjoint = matrices.mH
     gram = matrices @ adjoint if matrices.shape[-2] <= matrices.shape[-1] else adjoint @ matrices
     return torch.linalg.eigvalsh(gram).clamp_min(0.0).sqrt().flatten()

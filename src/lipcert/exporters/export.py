@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,14 +18,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lipcert.certification.certificate import sha256_of
-from lipcert.certification.certify import errors_along, logit_errors, require_provable, walk
+from lipcert.certified.certificate import sha256_of
+from lipcert.certified.certify import errors_along, logit_errors, require_provable, walk
+from lipcert.certified.freeze import prove
+from lipcert.certified.network import Network, Proved
+from lipcert.certified.op import ROUND, Shape
+from lipcert.certified.records import describe, rebuild
 from lipcert.errors import NotCertified, one_of
-from lipcert.exports import programs
-from lipcert.exports.files import Certificate, atomic_file, read_network, tensors_differ, write_network
-from lipcert.exports.records import describe, rebuild
-from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import ROUND, Shape
+from lipcert.exporters import programs
+from lipcert.exporters.files import Certificate, atomic_file, read_network, tensors_differ, write_network
 from lipcert.verified.rounding import U32, U64
 
 Format = Literal["torch", "torch-export", "onnx", "safetensors"]
@@ -98,16 +98,14 @@ def export(
     one_of("to", to, get_args(Format))
     if path.suffix != SUFFIX[to]:
         raise ValueError(f"a file for {to} must end in {SUFFIX[to]}; got {path.name}. Rename it.")
-    if not isinstance(network, nn.Module) or next(iter(network.parameters()), None) is not None:
-        raise ValueError("expected a frozen network; got one with parameters. Pass lipcert.freeze(model).")
+    if not isinstance(network, Network):
+        raise ValueError(f"expected a frozen network, got a {type(network).__name__}. Pass lipcert.freeze(model).")
     network = copy.deepcopy(network).cpu().eval()
-    if not isinstance(network, nn.Sequential):
-        network = nn.Sequential(OrderedDict(network=network))
-    links = chain(network, shape)
+    links = prove(network, shape)
     require_provable(links)
-    if any(part.assumed for part in links.parts):
+    if any(part.proof.assumed for part in links.parts):
         raise NotCertified(
-            "every layer of an exported network must be proved; got one whose constant is assumed. Replace it."
+            "every layer of an exported network must be proved, but the constant of one is assumed. Replace it."
         )
     _require_certified(links, to, certificate)
     with atomic_file(path) as file:
@@ -120,8 +118,9 @@ def export(
             ) from None
         tensors, run = _read(file, to)
         again, count = _compared(network, links, tensors, to)
-        proved = chain(again, shape)
-        if any(new.lipschitz > old.lipschitz for new, old in zip(proved.parts, links.parts, strict=True)):
+        proved = prove(again, shape)
+        pairs = zip(proved.parts, links.parts, strict=True)
+        if any(new.proof.lipschitz > old.proof.lipschitz for new, old in pairs):
             raise ExportChanged(f"{path.name}: a layer has a larger constant than before. Report this.")
         x = example_inputs(shape) if inputs is None else inputs
         difference, allowed = _compare_outputs(proved, run, x, path)
@@ -133,7 +132,7 @@ def example_inputs(shape: Shape, count: int = 8) -> Tensor:
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (N, …) → (N, C), (N, C)
+def float32_bound(links: Proved, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (N, …) → (N, C), (N, C)
     """(float64 logits, how far float32 logits may be from them, the largest norm between two layers)."""
     with torch.no_grad():
         logits, sizes = walk(links, x.double())
@@ -145,7 +144,7 @@ def float32_bound(links: Chain, x: Tensor) -> tuple[Tensor, Tensor, float]:  # (
     return logits, bound, max(float(size.max()) for size in sizes)
 
 
-def _require_certified(links: Chain, to: Format, certificate: Certificate | None) -> None:
+def _require_certified(links: Proved, to: Format, certificate: Certificate | None) -> None:
     if certificate is None:
         if to == "safetensors":
             raise ValueError(
@@ -158,7 +157,7 @@ def _require_certified(links: Chain, to: Format, certificate: Certificate | None
         )
 
 
-def _write(file: Path, network: nn.Module, links: Chain, to: Format, certificate: Certificate | None) -> None:
+def _write(file: Path, network: nn.Module, links: Proved, to: Format, certificate: Certificate | None) -> None:
     if to == "torch-export":
         programs.write_torch_export(file, network, links.input_shape)
     elif to == "onnx":
@@ -179,7 +178,7 @@ def _read(file: Path, to: Format) -> tuple[dict[str, Tensor], Any]:
     return records.tensors, rebuild(records)
 
 
-def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Format) -> tuple[nn.Module, int]:
+def _compared(network: nn.Module, links: Proved, found: dict[str, Tensor], to: Format) -> tuple[nn.Module, int]:
     """The network with the tensors of the file, and their number, if none is missing, added or changed."""
     own = network.state_dict()
     expected = describe(links).tensors if to in ("torch", "safetensors") else own
@@ -194,7 +193,7 @@ def _compared(network: nn.Module, links: Chain, found: dict[str, Tensor], to: Fo
     return again, len(found)
 
 
-def _compare_outputs(links: Chain, run: Any, x: Tensor, path: Path) -> tuple[float, float]:
+def _compare_outputs(links: Proved, run: Any, x: Tensor, path: Path) -> tuple[float, float]:
     """(largest difference, its proved bound); raises unless all are within that bound and within SLACK·ε."""
     logits, bound, size = float32_bound(links, x)
     with torch.no_grad():

@@ -110,7 +110,8 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
     onnx, runtime = extra("onnx"), extra("onnxruntime")
     model = onnx.load(path)
     used = {name for node in model.graph.node for name in node.input}
-    found = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in used}
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name in used}
+    found = {name: value for name, value in stored.items() if value.dtype.kind == "f"}  # not indices of entries
     for node in model.graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             value = onnx.numpy_helper.to_array(attribute.t) if attribute.HasField("t") else attribute.floats
@@ -118,7 +119,9 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
                 attribute.HasField("t") and value.dtype.kind == "f" and value.size > 1
             ):
                 found[f"{node.output[0]} (constant)"] = np.array(value)
-    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns about what it does not fold
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
@@ -133,6 +136,10 @@ def _program(network: nn.Module, input_shape: tuple[int, ...]) -> torch.export.E
         for name, tensor in module._buffers.items():
             if tensor is not None:
                 module._buffers[name] = tensor.detach().cpu().contiguous().clone()
+    with torch.no_grad():
+        network(
+            torch.zeros(1, *input_shape)
+        )  # sizes that follow from the input are computed here, not in the program
     batch = {0: torch.export.Dim("batch")}
     try:
         program = torch.export.export(network.eval(), (torch.zeros(2, *input_shape),), dynamic_shapes=(batch,))

@@ -20,14 +20,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lipcert.certified.audit import contradicts, repeated
+from lipcert.certified.freeze import prove
+from lipcert.certified.lower import stretch_estimate
+from lipcert.certified.network import Proved, require_ieee
+from lipcert.certified.op import LARGEST, ROUND, UNDERFLOW, g
 from lipcert.errors import NotCertified, positive_int
-from lipcert.proofs.audit import Chain, chain, contradicts
-from lipcert.proofs.lower import stretch_estimate
-from lipcert.proofs.operation import LARGEST, ROUND, UNDERFLOW, g, require_ieee
 from lipcert.verified.rounding import U64
 
 Arithmetic = Literal["float64", "real"]
-RADII = (36 / 255, 72 / 255, 108 / 255, 0.5, 1.0)
 DOWN = 1 - 2.0**-40
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -72,7 +73,7 @@ class CertificationResult:
 
 @torch.no_grad()
 def certify(
-    model: nn.Module | Chain,
+    model: nn.Module | Proved,
     images: Tensor,
     labels: Tensor | None = None,
     *,
@@ -105,8 +106,8 @@ def certify(
             f"expected one integer label for each of {len(images)} images; got {labels.dtype} "
             f"{tuple(labels.shape)}. Pass data.labels."
         )
-    links = usable_chain(model, images, arithmetic)
-    classes = max(2, links.parts[-1].shape[0])
+    proved = usable_chain(model, images, arithmetic)
+    classes = max(2, proved.shape[0])
     if labels is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"labels must lie from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
@@ -118,7 +119,7 @@ def certify(
     for start in range(0, len(images), batch_size):
         part = slice(start, start + batch_size)
         wanted = None if labels is None else labels[part].cpu().long()
-        one = _certify_batch(links, images[part].double().cpu(), wanted, arithmetic)
+        one = _certify_batch(proved, images[part].double().cpu(), wanted, arithmetic)
         for kept, value in zip((radii, guesses, errors), one, strict=True):
             kept.append(value)
         show(min(start + batch_size, len(images)), len(images))
@@ -139,13 +140,13 @@ def certify(
         correct,
         predictions,
         labels,
-        links.backbone,
+        proved.backbone,
         arithmetic
-        if arithmetic == "float64" or _rounding_known(links)
+        if arithmetic == "float64" or _rounding_known(proved)
         else "real, up to the rounding of the logits",
-        tuple(n for n, p in zip(links.names, links.parts, strict=True) if p.assumed),
+        tuple(part.name for part in proved.parts if part.proof.assumed),
         joined[2].double(),
-        links.assumes,
+        proved.assumes,
     )
 
 
@@ -156,144 +157,164 @@ def require_tensors(**values: Tensor | None) -> None:
             raise ValueError(f"{name} must be a tensor; got {type(value).__name__}. Use torch.as_tensor.")
 
 
-def usable_chain(model: nn.Module | Chain, inputs: Tensor, arithmetic: str) -> Chain:
+def usable_chain(model: nn.Module | Proved, inputs: Tensor, arithmetic: str) -> Proved:
     """The chain of ``model``. What would make a claim about ``inputs`` false or empty is refused first."""
     if arithmetic not in ("float64", "real"):
         raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
     if inputs.is_complex() or inputs.is_sparse or inputs.is_meta or inputs.dtype not in READABLE:
         raise ValueError(f"inputs must be an ordinary real tensor; got {inputs.dtype} on {inputs.device}.")
     require_ieee()
-    links = model if isinstance(model, Chain) else chain(model, tuple(inputs.shape[1:]))
-    require_provable(links)
-    require_shape(links, inputs)
+    proved = model if isinstance(model, Proved) else prove(model, tuple(inputs.shape[1:]))
+    require_provable(proved)
+    require_shape(proved, inputs)
     if arithmetic == "float64":
-        require_rounding(links)
+        require_rounding(proved)
     with torch.inference_mode(False):
-        require_not_refuted(links, inputs)
-    return links
+        require_not_refuted(proved, inputs)
+    return proved
 
 
-def require_rounding(links: Chain) -> None:
-    """Raise ``NotCertified`` if a layer has no bound of its rounding error in float64: all radii would be 0."""
+def require_rounding(proved: Proved) -> None:
+    """Raise ``NotCertified`` unless the rounding error of every part has a bound."""
     one = torch.ones(1, dtype=torch.float64)
-    for name, part in zip(links.names, links.parts, strict=True):
-        if part.error is not None and not part.largest <= LARGEST[U64]:
+    for part in proved.parts:
+        proof = part.proof
+        if proof.error is not None and not proof.largest <= LARGEST[U64]:
             raise NotCertified(
-                f"{name or 'the network'} ({part.op}) has no bound of its rounding error, because it works with "
-                f"numbers as large as {part.largest:.3g} (or their reciprocals). Rescale the layer, or pass "
+                f"{part.name} ({part.op}) has no bound of its rounding error, because it works with numbers as "
+                f"large as {proof.largest:.3g} (or their reciprocals). Rescale the layer, or pass "
                 "arithmetic='real' to certify the exact function."
             )
-        if not bool(torch.isfinite(part.error_bound(one, U64)).all()):
+        if not bool(torch.isfinite(proof.error_bound(one, U64)).all()):
             raise NotCertified(
-                f"{name or 'the network'} ({part.op.strip('<>')}) has no bound of its rounding error, so nothing "
-                "can be certified in float64. Pass arithmetic='real' to certify the exact function."
+                f"{part.name} ({part.op.strip('<>')}) has no bound of its rounding error, so nothing can be "
+                "certified in float64. Pass arithmetic='real' to certify the exact function."
             )
 
 
-def require_not_refuted(links: Chain, inputs: Tensor, samples: int = 4) -> None:
+def require_not_refuted(proved: Proved, inputs: Tensor, samples: int = 4) -> None:
     """Raise ``NotCertified`` if two points contradict a constant that is only someone's word."""
-    if not any(part.assumed for part in links.parts):
+    if not any(part.proof.assumed for part in proved.parts):
         return
     some = inputs.detach().clone().double().cpu()
     x = some[torch.isfinite(some).flatten(1).all(dim=1)][:samples]
-    for name, part in zip(links.names, links.parts, strict=True) if len(x) else ():
-        if part.assumed and part.claim is not None:
-            stretch = stretch_estimate(part.forward, x)
+    if not len(x):
+        return
+    values = [*proved.run(x), x]
+    for part in proved.parts:
+        if part.proof.assumed and part.proof.claim is not None:
+            stretch = stretch_estimate(repeated(part), values[part.inputs[0]])
             if contradicts(stretch, part):
                 raise NotCertified(
-                    f"{name or 'the network'} ({part.op.strip('<>')}) claims the constant {part.claim:.6g}, but "
-                    f"two points show at least {stretch.ratio:.6g}. Correct its constant."
+                    f"{part.name} ({part.op.strip('<>')}) claims the constant {part.proof.claim:.6g}, but two "
+                    f"points show at least {stretch.ratio:.6g}. Correct its constant."
                 )
-        x = part.forward(x)
 
 
-def require_provable(links: Chain) -> None:
+def require_provable(proved: Proved) -> None:
     """Raise ``NotCertified`` unless every layer has a finite constant and the output is a vector of logits."""
-    for name, part in zip(links.names, links.parts, strict=True):
-        if not math.isfinite(part.lipschitz):
+    for part in proved.parts:
+        if not math.isfinite(part.proof.lipschitz):
             raise NotCertified(
-                f"every layer needs a proved constant; got none for {name} ({part.op}): {part.method}. "
+                f"every layer needs a proved constant, but {part.name} ({part.op}) has none: {part.proof.method}. "
                 "Run audit to see it, and repair or replace the layer."
             )
-    if not math.isfinite(links.lipschitz):
+    if not math.isfinite(proved.lipschitz):
         raise NotCertified("the product of the layers' constants overflows. Rescale the layers.")
-    if len(links.parts[-1].shape) != 1:
+    if len(proved.shape) != 1:
         raise NotCertified(
-            f"the network must end in a vector of logits; got outputs of shape {links.parts[-1].shape}. Add "
-            "Flatten."
+            f"the network must end in a vector of logits, but its outputs have shape {proved.shape}. Add Flatten."
         )
 
 
-def require_shape(links: Chain, images: Tensor) -> None:
+def require_shape(proved: Proved, images: Tensor) -> None:
     """Raise ValueError unless the inputs have the shape that the constants were proved for."""
-    if tuple(images.shape[1:]) != links.input_shape:
+    if tuple(images.shape[1:]) != proved.input_shape:
         raise ValueError(
-            f"the proof is for inputs of shape {links.input_shape}; got {tuple(images.shape[1:])}. Make the chain "
+            f"the proof is for inputs of shape {proved.input_shape}; got {tuple(images.shape[1:])}. Make the chain "
             "or the classifier for the shape of these inputs."
         )
 
 
-def walk(links: Chain, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The output, and ‖ẑ_k‖ of the input of every operation, rounded up."""
-    sizes = []
-    for part in links.parts:
-        # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
-        sizes.append(x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400)
+def walk(proved: Proved, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the norm of what each part computes, rounded up; the norm of the input is the last one."""
+    values: list[Tensor] = []
+    sizes: list[Tensor] = []
+    for part in proved.parts:
+        inputs = [x if place < 0 else values[place] for place in part.inputs]
         with torch.autocast(x.device.type, enabled=False):
-            made = part.forward(x)
-        if made.dtype != x.dtype:
+            value = part.forward(*inputs)
+        if value.dtype != x.dtype:
             raise NotCertified(
-                f"{part.op} must keep {x.dtype}; got {made.dtype}. Its rounding is not that of the proof."
+                f"{part.name} ({part.op}) must keep {x.dtype}, but it gives {value.dtype}. Its rounding is not "
+                "that of the proof."
             )
-        x = made
-    return x, sizes
+        values.append(value)
+        sizes.append(_norms_up(value))
+        _drop(values, proved, len(values) - 1)
+    return values[-1], [*sizes, _norms_up(x)]
+
+
+def _norms_up(x: Tensor) -> Tensor:
+    # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
+    return x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400
+
+
+def _drop(values: list[Tensor], proved: Proved, index: int) -> None:
+    """Free what no later part reads."""
+    for place in proved.parts[index].inputs:
+        if place >= 0 and all(place not in part.inputs for part in proved.parts[index + 1 :]):
+            values[place] = values[place][:0]
 
 
 def errors_along(
-    links: Chain, sizes: list[Tensor], radius: Tensor, u: float, *, known_only: bool = False
+    proved: Proved, sizes: list[Tensor], radius: Tensor, u: float, *, known_only: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(err, Z) at the last operation: bounds for every point of the ball, for its input if it is a head.
+    """(err, Z) at the head: bounds for every point of the ball, for its input. Without a head err is the output's.
 
-    Without a head err is that of the output. ``known_only`` leaves out operations whose rounding is unknown.
+    ``known_only`` leaves out parts whose rounding is unknown.
     """
-    err, moved, norms = torch.zeros_like(radius), radius * ROUND, radius
-    for index, (part, size) in enumerate(zip(links.parts, sizes, strict=True)):
-        norms = (size + moved + 2 * err) * ROUND
-        if index + 1 == len(links.parts) and links.headed:
-            break
-        own = part.error_bound(norms, u)
+    errors, moved = {-1: torch.zeros_like(radius)}, {-1: radius * ROUND}
+    norms = radius
+    for index, part in enumerate(proved.parts):
+        proof = part.proof
+        each = [(sizes[p] + moved[p] + 2 * errors[p]) * ROUND for p in part.inputs]
+        norms = proof.reached(each)
+        if index + 1 == len(proved.parts) and proved.headed:
+            return errors[part.inputs[0]], norms
+        own = proof.error_bound(norms, u)
         own = torch.where(torch.isfinite(own), own, 0.0) if known_only else own
-        err = (part.lipschitz * err + own) * ROUND
-        moved = moved * part.lipschitz * ROUND
-    return err, norms
+        errors[index] = (proof.carried([errors[p] for p in part.inputs]) + own) * ROUND
+        moved[index] = proof.carried([moved[p] for p in part.inputs]) * ROUND
+    return errors[len(proved.parts) - 1], norms
 
 
-def logit_errors(links: Chain, norms: Tensor, u: float) -> Tensor:  # (N,) → (N, C)
+def logit_errors(proved: Proved, norms: Tensor, u: float) -> Tensor:  # (N,) → (N, C)
     """What the last products w_j·z + b_j may lose by rounding; 0 without a head."""
-    head = links.head
+    head = proved.head
     if head is None:
-        return torch.zeros(len(norms), links.parts[-1].shape[0], dtype=torch.float64)
-    known = torch.isfinite(links.parts[-1].error_bound(norms, u))[:, None]  # tensors and norms within range
+        return torch.zeros(len(norms), proved.shape[0], dtype=torch.float64)
+    known = torch.isfinite(proved.parts[-1].proof.error_bound(norms, u))[:, None]  # tensors and norms within range
     sizes = head.norms * norms[:, None] + head.bias.abs()
     return torch.where(known, g(head.weight.shape[1] + 1, u) * sizes * ROUND + UNDERFLOW[u], math.inf)
 
 
 def _certify_batch(
-    links: Chain, x: Tensor, labels: Tensor | None, arithmetic: Arithmetic
+    proved: Proved, x: Tensor, labels: Tensor | None, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
-    logits, sizes = walk(links, x)
+    logits, sizes = walk(proved, x)
     predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
     labels = predictions if labels is None else labels
-    margins, distances = rivals_of(links, logits, labels)
-    constants = (distances * (links.backbone * ROUND)).clamp_min(2.0**-1000)
+    margins, distances = rivals_of(proved, logits, labels)
+    constants = (distances * (proved.backbone * ROUND)).clamp_min(2.0**-1000)
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
     ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
-    known = arithmetic == "float64" or _rounding_known(links)
+    known = arithmetic == "float64" or _rounding_known(proved)
 
     def within(ball: Tensor) -> tuple[Tensor, Tensor]:
         """Radii whose rounding terms hold in that ball, and those terms."""
-        err, norms = errors_along(links, sizes, ball, U64)
-        terms = error_terms(links, err, norms, distances, labels, U64)
+        err, norms = errors_along(proved, sizes, ball, U64)
+        terms = error_terms(proved, err, norms, distances, labels, U64)
         terms = terms if known else torch.zeros_like(terms)
         quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
         return torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0, terms  # no negative zero
@@ -310,14 +331,14 @@ def _certify_batch(
     return torch.where(usable, radii, 0.0), predictions, times * terms.amax(dim=1)
 
 
-def _rounding_known(links: Chain) -> bool:
+def _rounding_known(proved: Proved) -> bool:
     one = torch.ones(1, dtype=torch.float64)
-    return all(bool(torch.isfinite(part.error_bound(one, U64)).all()) for part in links.parts)
+    return all(bool(torch.isfinite(part.proof.error_bound(one, U64)).all()) for part in proved.parts)
 
 
-def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def rivals_of(proved: Proved, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """f_y − f_j and ‖w_y − w_j‖ of all rivals j ≠ y, (N, C − 1); with one output ±f and ‖w‖, (N, 1)."""
-    distances, classes = links.distances, logits.shape[1]
+    distances, classes = proved.distances, logits.shape[1]
     if classes == 1:
         return torch.where(labels == 1, 1.0, -1.0).double()[:, None] * logits, distances.expand(len(labels), 1)
     others = labels[:, None] != torch.arange(classes)
@@ -326,9 +347,9 @@ def rivals_of(links: Chain, logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     return margins[others].view(shape), distances[labels][others].view(shape)
 
 
-def error_terms(links: Chain, err: Tensor, norms: Tensor, distances: Tensor, labels: Tensor, u: float) -> Tensor:
+def error_terms(proved: Proved, err: Tensor, norms: Tensor, distances: Tensor, labels: Tensor, u: float) -> Tensor:
     """E_yj: how far the computed f_y − f_j is from the exact one, for every rival; with one output, f itself."""
-    each = logit_errors(links, norms, u)
+    each = logit_errors(proved, norms, u)
     classes = each.shape[1]
     if classes == 1:
         return (distances * err[:, None] + each) * ROUND
@@ -338,7 +359,7 @@ def error_terms(links: Chain, err: Tensor, norms: Tensor, distances: Tensor, lab
 
 
 def output_interval(
-    model: nn.Module | Chain, inputs: Tensor, radius: float | Tensor, *, arithmetic: Arithmetic = "float64"
+    model: nn.Module | Proved, inputs: Tensor, radius: float | Tensor, *, arithmetic: Arithmetic = "float64"
 ) -> tuple[Tensor, Tensor]:  # (N, …), () or (N,) → (N, outputs), twice
     """Bounds of every output over all points within ``radius`` of each input: regression with a guarantee.
 
@@ -354,23 +375,23 @@ def output_interval(
             f"radius must be finite and at least 0, one number or one for each input; got {radius!r:.60}. Pass the "
             "size of the ball."
         )
-    links = usable_chain(model, inputs, arithmetic)
+    proved = usable_chain(model, inputs, arithmetic)
     exact = arithmetic == "real"
-    if exact and not _rounding_known(links):
+    if exact and not _rounding_known(proved):
         warnings.warn(
             "these bounds hold up to the rounding of a float64 evaluation, because a layer has no rounding bound.",
             stacklevel=2,
         )
     with torch.no_grad():
         ball = reach.expand(len(inputs))
-        outputs, sizes = walk(links, inputs.detach().double().cpu())
+        outputs, sizes = walk(proved, inputs.detach().double().cpu())
         # For the exact function only the error at the input itself counts.
         around = torch.zeros_like(ball) if exact else ball
-        err, norms = errors_along(links, sizes, around, U64, known_only=exact)
-        each = logit_errors(links, norms, U64)
+        err, norms = errors_along(proved, sizes, around, U64, known_only=exact)
+        each = logit_errors(proved, norms, U64)
         each = torch.where(torch.isfinite(each), each, 0.0) if exact else each
-        rows = torch.ones(outputs.shape[1]).double() if links.head is None else links.head.norms
-        slack = (rows * (links.backbone * ball[:, None] * ROUND + 2 * err[:, None]) * ROUND + 2 * each) * ROUND
+        rows = torch.ones(outputs.shape[1]).double() if proved.head is None else proved.head.norms
+        slack = (rows * (proved.backbone * ball[:, None] * ROUND + 2 * err[:, None]) * ROUND + 2 * each) * ROUND
         low, high = outputs - slack, outputs + slack
         low, high = low - low.abs() * 2.0**-50, high + high.abs() * 2.0**-50
         return torch.where(low.isnan(), -math.inf, low), torch.where(high.isnan(), math.inf, high)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lipcert.certification.certify import CertificationResult
+from lipcert.certified.certify import CertificationResult
+from lipcert.certified.network import Proved
+from lipcert.certified.operators import Conv
+from lipcert.certified.records import describe
 from lipcert.errors import NotCertified
-from lipcert.proofs.audit import Chain
 
-FORMAT = "lipcert-certificate-1"
+FORMAT = "lipcert-certificate-2"
 WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
 PROBES = 4
 
 
 def write_certificate(
     folder: Path,
-    links: Chain,
+    proved: Proved,
     network: nn.Module,
     images: Tensor,
     result: CertificationResult,
@@ -43,30 +45,25 @@ def write_certificate(
     """
     if result.arithmetic != "float64":
         raise NotCertified(f"a certificate is about float64; got {result.arithmetic!r}. Certify without 'real'.")
-    if len(links.input_shape) not in (1, 3):
-        raise NotCertified(
-            f"certificates are about vectors (features,) and images (C, H, W); got inputs of shape "
-            f"{links.input_shape}. Flatten or reshape them before the network."
-        )
     if images.dtype not in (torch.uint8, torch.float32) or len(images) != len(result.radii):
         raise ValueError(
             f"expected the {len(result.radii)} certified images in uint8 or float32; got {images.dtype} "
             f"{tuple(images.shape)}. Pass data.images."
         )
-    tensors: dict[str, Tensor] = {}
-    layers = [layer_record(name, part, tensors) for name, part in zip(links.names, links.parts, strict=True)]
+    records = describe(proved)
+    _require_format(proved)
     probes, answered = _probe(network, images)
     images = images.contiguous().cpu()
     content = {
         "format": FORMAT,
         "norm": "L2",
         "arithmetic": "float64",
-        "assumes": list(links.assumes),
-        "input_shape": list(links.input_shape),
+        "assumes": list(proved.assumes),
+        "input_shape": list(proved.input_shape),
         "weights": WEIGHTS,
-        "tensors": {name: sha256_of(tensor) for name, tensor in tensors.items()},
-        "layers": layers,
-        "lipschitz": links.backbone.hex(),
+        "tensors": {name: sha256_of(tensor) for name, tensor in records.tensors.items()},
+        "nodes": records.nodes,
+        "lipschitz": proved.backbone.hex(),
         "inputs": {
             "file": INPUTS,
             "tensor": "images",
@@ -83,12 +80,46 @@ def write_certificate(
         "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered]},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    _atomically(folder / WEIGHTS, lambda path: save_file(records.tensors, path))
     _atomically(folder / INPUTS, lambda path: save_file({"images": images}, path))
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     target = folder / "certificate.json"
     _atomically(target, lambda path: path.write_text(text, encoding="utf-8"))
     return target
+
+
+def _require_format(proved: Proved) -> None:
+    """Raise ``NotCertified`` for what docs/certificate.md leaves out: no checker would read it."""
+    if len(proved.input_shape) > 4:
+        raise NotCertified(
+            f"certificates are for inputs of at most 4 axes, got {proved.input_shape}. Flatten them."
+        )
+    shapes = [*(part.proof.shape for part in proved.parts), proved.input_shape]
+    for part in proved.parts:
+        fields, operator = part.step.fields(), getattr(part.step, "operator", None)
+        numbers = [float(value) for value in _flat(list(fields.values())) if isinstance(value, float)]
+        if any(value != 0 and not 2.0**-100 <= abs(value) <= 2.0**100 for value in numbers):
+            raise NotCertified(
+                f"{part.name} ({part.op}) has a number beyond 2^±100, which no certificate can state."
+            )
+        if isinstance(operator, Conv):
+            image = shapes[part.inputs[0]][1:]
+            fits = (
+                all(size % s == 0 for size, s in zip(image, operator.stride, strict=True)) or not operator.circular
+            )
+            if not fits or max(fields["weight"].shape[2:]) > 257:
+                raise NotCertified(
+                    f"{part.name} ({part.op}) is outside the format of certificates: a circular image must be "
+                    "divisible by the stride, and a kernel may have 257 taps along an axis."
+                )
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _flat(one)
+    else:
+        yield value
 
 
 @torch.no_grad()
@@ -106,23 +137,6 @@ def _probe(network: nn.Module, images: Tensor) -> tuple[list[int], list[list[flo
 def as_inputs(images: Tensor) -> Tensor:
     """What the claims are about: float32(byte)/255, or the float32 tensor itself."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
-
-
-def layer_record(name: str, part: Any, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """One entry of ``layers``; its tensors are added to ``tensors`` under the names it uses."""
-    if part.fields is None or part.assumed:
-        raise NotCertified(
-            f"the certificate format has no operation for {name} ({part.op}), so no checker could repeat its "
-            "radii. Use the layers of docs/certificate.md."
-        )
-    fields: dict[str, Any] = {}
-    for key, value in part.fields.items():
-        if isinstance(value, Tensor):
-            stored = f"{name or 'network'}.{key}"
-            tensors[stored] = value.detach().cpu().contiguous().clone()
-            value = stored
-        fields[key] = value
-    return {"op": part.op, "name": name, **fields, "lipschitz": float(part.lipschitz).hex()}
 
 
 def sha256_of(tensor: Tensor) -> str:

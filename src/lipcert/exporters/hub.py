@@ -16,7 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lipcert.exports.files import (
+from lipcert.certified.freeze import prove
+from lipcert.certified.records import describe
+from lipcert.exporters.files import (
     Certificate,
     atomic_file,
     beside,
@@ -25,8 +27,6 @@ from lipcert.exports.files import (
     read_text,
     write_network,
 )
-from lipcert.exports.records import describe
-from lipcert.proofs.audit import chain
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
@@ -87,7 +87,7 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         inputs = beside(self.folder, content["inputs"]["file"])
         renamed = json.dumps({**content, "weights": WEIGHTS}, indent=1, ensure_ascii=False) + "\n"
         certificate = Certificate.parse(renamed, save_directory / "certificate.json")
-        records = describe(chain(self.network, certificate.input_shape))
+        records = describe(prove(self.network, certificate.input_shape))
         if different := certificate.differs_from(records):
             raise ValueError(f"the network must be the certified one; got another {different}. Load it again.")
         with atomic_file(save_directory / WEIGHTS) as path:

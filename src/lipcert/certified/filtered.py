@@ -11,12 +11,12 @@ in wide networks. Rounding: error bounds up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lipcert.certification.certify import (
+from lipcert.certified.certify import (
     error_terms,
     errors_along,
     require_provable,
@@ -26,10 +26,11 @@ from lipcert.certification.certify import (
     rivals_of,
     walk,
 )
+from lipcert.certified.freeze import prove
+from lipcert.certified.network import Proved, require_ieee
+from lipcert.certified.op import Shape
 from lipcert.errors import positive_int
 from lipcert.intact import require_float32_products
-from lipcert.proofs.audit import Chain, chain
-from lipcert.proofs.operation import Shape, require_ieee
 from lipcert.verified.rounding import U32, U64
 
 UNDECIDED = -1
@@ -53,13 +54,10 @@ class FilteredClassifier:
     def __init__(self, model: nn.Module, input_shape: Shape, *, block: int | None = 64) -> None:
         if block is not None:
             positive_int("block", block)
-        self.exact = chain(model, input_shape)
+        self.exact = prove(model, input_shape)
         require_provable(self.exact)
         require_rounding(self.exact)
-        fast = chain(model, input_shape, dtype=torch.float32, block=block)
-        # The constants are those of the exact function, not of its tensors rounded to float32.
-        pairs = zip(fast.parts, self.exact.parts, strict=True)
-        self.fast = replace(fast, parts=tuple(replace(one, lipschitz=exact.lipschitz) for one, exact in pairs))
+        self.fast = prove(model, input_shape, dtype=torch.float32, block=block)
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Answer:  # (N, …) float32
@@ -77,13 +75,13 @@ class FilteredClassifier:
         return Answer(guesses, again)
 
 
-def _decide(links: Chain, x: Tensor, u: float) -> tuple[Tensor, Tensor]:
+def _decide(proved: Proved, x: Tensor, u: float) -> tuple[Tensor, Tensor]:
     """The answer, and whether its margin over every rival exceeds what rounding can have moved it by."""
-    logits, sizes = walk(links, x)
+    logits, sizes = walk(proved, x)
     logits = logits.double()
     guesses = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
-    margins, distances = rivals_of(links, logits, guesses)
-    err, norms = errors_along(links, sizes, torch.zeros(len(x), dtype=torch.float64), u)
-    terms = error_terms(links, err, norms, distances, guesses, u)
+    margins, distances = rivals_of(proved, logits, guesses)
+    err, norms = errors_along(proved, sizes, torch.zeros(len(x), dtype=torch.float64), u)
+    terms = error_terms(proved, err, norms, distances, guesses, u)
     clear = (margins > terms * (1 + 2.0**-40)).all(dim=1) & torch.isfinite(logits).all(dim=1)
     return guesses, clear

@@ -1,6 +1,6 @@
 """Tensor files with the network in their header, for ``load_frozen`` and for every reader of safetensors.
 
-The header holds either the layers alone (``lipcert_layers``) or a whole certificate (``lipcert_certificate`` and
+The header holds either the nodes alone (``lipcert_nodes``) or a whole certificate (``lipcert_certificate`` and
 its sha256). A file is written in a new folder beside its final place and moved when it is complete, so a file with
 the final name has been read back and compared.
 
@@ -12,27 +12,75 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
-from lipcert.certification.certificate import FORMAT, sha256_of
-from lipcert.exports.records import MOST_ENTRIES, MOST_LAYERS, Records, Shape, rebuild, show
+from lipcert.certified.certificate import FORMAT, sha256_of
+from lipcert.certified.network import Network
+from lipcert.certified.op import Shape
+from lipcert.certified.ops import Real
+from lipcert.certified.records import MOST_ENTRIES, MOST_NODES, Records, reason, rebuild, show
 
-LAYERS, CERTIFICATE, DIGEST = "lipcert_layers", "lipcert_certificate", "lipcert_certificate_sha256"
-FROZEN = "lipcert-frozen-1"
+NODES, CERTIFICATE, DIGEST = "lipcert_nodes", "lipcert_certificate", "lipcert_certificate_sha256"
+FROZEN = "lipcert-frozen-2"
 LONGEST_JSON = 2**26  # bytes
-MOST_TENSORS = 5 * MOST_LAYERS  # a layer has at most five
+MOST_TENSORS = 6 * MOST_NODES  # a node has at most six
 MOST_AXES = 8  # of one input
+
+
+Whole = Annotated[int, Field(strict=True, ge=1, lt=2**62)]
+Size = Annotated[int, Field(strict=True, ge=1, le=MOST_ENTRIES)]
+Sizes = Annotated[list[Size], Field(min_length=1, max_length=MOST_AXES)]
+
+
+class _Inputs(BaseModel, extra="forbid"):
+    file: str
+    tensor: str
+    sha256: str
+    divide_by: Literal[255] | None
+    count: Whole
+    about: str
+
+
+class _Content(BaseModel, extra="forbid"):
+    """The form of a certificate; the checker reads all of it, and verifies it."""
+
+    format: Literal[FORMAT]  # type: ignore[valid-type]
+    norm: Literal["L2"]
+    arithmetic: Literal["float64"]
+    assumes: list[str]
+    input_shape: Sizes
+    weights: str
+    tensors: dict[str, str]
+    nodes: list[dict[str, Any]]
+    lipschitz: Real
+    inputs: _Inputs
+    claims: list[tuple[Annotated[int, Field(strict=True)], Annotated[int, Field(strict=True)], Real]]
+    probe: dict[str, Any]
+
+    @model_validator(mode="after")
+    def require_claims(self) -> _Content:
+        if len(self.claims) > self.inputs.count or any(radius <= 0 for _, _, radius in self.claims):
+            raise ValueError("claims have positive radii, at most one for each input")
+        return self
+
+
+class _Network(BaseModel, extra="forbid"):
+    """The form of the header of a network without a certificate."""
+
+    format: Literal["lipcert-frozen-2"]
+    input_shape: Sizes
+    nodes: list[Any]
 
 
 @dataclass(frozen=True)
@@ -48,10 +96,12 @@ class Certificate:
     @classmethod
     def parse(cls, text: str, where: Path) -> Certificate:
         content = parse_json(text)
-        if not isinstance(content, dict) or content.get("format") != FORMAT or not _well_formed(content):
+        try:
+            _Content.model_validate(content)
+        except ValidationError as error:
             raise ValueError(
-                f"{where} must hold a certificate of format {FORMAT}; got something else. Run lipcert certify."
-            )
+                f"{where} is no certificate of format {FORMAT} ({reason(error)}). Run lipcert certify."
+            ) from None
         return cls(text, content)
 
     @classmethod
@@ -86,11 +136,11 @@ class Certificate:
         """What in the certificate is not about that network, bit for bit; None if everything is."""
         if different := tensors_differ(self.content["tensors"], records.tensors):
             return different
-        for index, (claimed, actual) in enumerate(zip(self.content["layers"], records.layers, strict=False)):
+        for index, (claimed, actual) in enumerate(zip(self.content["nodes"], records.nodes, strict=False)):
             if {**claimed, "lipschitz": ""} != {**actual, "lipschitz": ""}:
-                return f"layer {index}"
-        if len(self.content["layers"]) != len(records.layers):
-            return "number of layers"
+                return f"node {index}"
+        if len(self.content["nodes"]) != len(records.nodes):
+            return "number of nodes"
         return None if self.input_shape == records.input_shape else "input shape"
 
 
@@ -103,10 +153,10 @@ def tensors_differ(hashes: dict[str, str], tensors: dict[str, Tensor]) -> str | 
 
 
 def write_network(path: Path, records: Records, certificate: Certificate | None = None) -> None:
-    """Write the tensors, with their layers or with the certificate that lists them in the header."""
+    """Write the tensors, with their nodes or with the certificate that lists them in the header."""
     if certificate is None:
-        content = {"format": FROZEN, "input_shape": list(records.input_shape), "layers": records.layers}
-        notes = {LAYERS: json.dumps(content, ensure_ascii=False)}
+        content = {"format": FROZEN, "input_shape": list(records.input_shape), "nodes": records.nodes}
+        notes = {NODES: json.dumps(content, ensure_ascii=False)}
     else:
         notes = {CERTIFICATE: certificate.text, DIGEST: certificate.sha256}
     # safetensors writes several notes in no fixed order, and equal networks must give equal files.
@@ -129,28 +179,23 @@ def read_network(path: Path) -> tuple[Records, Certificate | None]:
                 f"{path}: the certificate must have the sha256 beside it; got another. Export the network again."
             )
         return _certified_records(certificate, path), certificate
-    content = parse_json(notes.get(LAYERS, "null"))
-    if (
-        not isinstance(content, dict)
-        or content.keys() != {"format", "input_shape", "layers"}
-        or content["format"] != FROZEN
-        or not isinstance(content["layers"], list)
-    ):
-        raise ValueError(f"{path} must be a network exported by lipcert; got another file. Run lipcert export.")
-    shape = content["input_shape"]
-    if not _is_shape(shape):
-        raise ValueError(f"{path} must say the shape of one input; got {show(shape)}. Export the network again.")
-    return Records(content["layers"], _read_tensors(path), tuple(shape)), None
+    try:
+        content = _Network.model_validate(parse_json(notes.get(NODES, "null")))
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} is no network exported by lipcert ({reason(error)}). Run lipcert export."
+        ) from None
+    return Records(content.nodes, _read_tensors(path), tuple(content.input_shape)), None
 
 
 def exported_shape(path: Path) -> Shape | None:
     """The shape of one input of an exported network; None for another kind of file."""
-    if not {CERTIFICATE, LAYERS} & _read_notes(path).keys():
+    if not {CERTIFICATE, NODES} & _read_notes(path).keys():
         return None
     return read_network(path)[0].input_shape
 
 
-def load_frozen(path: str | Path) -> nn.Sequential:
+def load_frozen(path: str | Path) -> Network:
     """Load the frozen network of an exported file, or of a folder with a certificate; nothing in it is executed.
 
     Args:
@@ -167,7 +212,7 @@ def load_frozen(path: str | Path) -> nn.Sequential:
     return rebuild(read_network(place)[0])
 
 
-def load_certified(folder: Path) -> tuple[nn.Sequential, Certificate]:
+def load_certified(folder: Path) -> tuple[Network, Certificate]:
     """Load the frozen network of a folder with certificate.json, and the certificate; raises as ``load_frozen``."""
     if not folder.is_dir():
         raise ValueError(f"expected a folder with certificate.json; got {folder}. Pass the folder of a run.")
@@ -265,51 +310,10 @@ def _archive(path: Path) -> Iterator[Any]:
 
 
 def _certified_records(certificate: Certificate, path: Path) -> Records:
-    """The layers of the certificate with the tensors of the file at ``path``, whose hashes it lists."""
+    """The nodes of the certificate with the tensors of the file at ``path``, whose hashes it lists."""
     tensors = _read_tensors(path)
     if different := tensors_differ(certificate.content["tensors"], tensors):
         raise ValueError(
             f"{path} must hold the tensors of its certificate; got a change in {different}. Export it again."
         )
-    return Records(certificate.content["layers"], tensors, certificate.input_shape)
-
-
-def _is_shape(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= MOST_AXES
-        and all(type(size) is int and 0 < size <= MOST_ENTRIES for size in value)
-        and math.prod(value) <= MOST_ENTRIES
-    )
-
-
-def _well_formed(content: dict[str, Any]) -> bool:
-    """Whether the fields that are used in ``exports`` have the right form; the checker reads all fields."""
-    try:
-        inputs, assumes = content["inputs"], content["assumes"]
-        return (
-            content["norm"] == "L2"
-            and content["arithmetic"] == "float64"
-            and isinstance(assumes, list)
-            and all(isinstance(text, str) for text in assumes)
-            and _is_shape(content["input_shape"])
-            and isinstance(content["weights"], str)
-            and isinstance(content["layers"], list)
-            and all(isinstance(layer, dict) for layer in content["layers"])
-            and all(isinstance(value, str) for value in content["tensors"].values())
-            and math.isfinite(float.fromhex(content["lipschitz"]))
-            and isinstance(inputs["file"], str)
-            and inputs["divide_by"] in (255, None)
-            and type(inputs["count"]) is int
-            and len(content["claims"]) <= inputs["count"] < 2**63
-            and inputs["count"] > 0
-            and isinstance(inputs["about"], str)
-            and all(_is_claim(claim) for claim in content["claims"])
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        return False
-
-
-def _is_claim(value: object) -> bool:
-    """Whether ``value`` is [index, label, radius], the radius positive and written by float.hex."""
-    return isinstance(value, list) and len(value) == 3 and 0 < float.fromhex(value[2]) < math.inf
+    return Records(certificate.content["nodes"], tensors, certificate.input_shape)

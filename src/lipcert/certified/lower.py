@@ -30,26 +30,33 @@ class Stretch:
 
 
 def stretch_estimate(
-    function: Function, points: Tensor, *, iterations: int = 10, rounding: Rounding | None = None
+    function: Function,
+    points: Tensor,
+    *,
+    iterations: int = 10,
+    rounding: Rounding | None = None,
+    guide: Function | None = None,
 ) -> Stretch:  # points (N, …), float64
     """The largest quotient that power iteration finds from these points, all of them at once.
 
     ``rounding`` bounds ‖computed − exact‖ at given points; where it is not finite, or not given, 2⁻³⁶ of what is
-    computed stands in for it.
+    computed stands in for it. ``guide`` computes nearly the same in float32, and faster: the iteration follows it,
+    and only the quotient itself is computed by ``function``.
     """
     x = points.detach().double()
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    followed, start = (function, x) if guide is None else (guide, x.float())
     for _ in range(iterations):
         v = v / norms(v).clamp_min(1e-300)
         with torch.enable_grad():
-            base = x.clone().requires_grad_()
-            value = function(base)
+            base = start.clone().requires_grad_()
+            value = followed(base)
             if not value.requires_grad:  # someone's own function, of which torch knows no gradient
                 break
-            image = function(x + STEP * v).detach() - value.detach()
+            image = followed(start + STEP * v.to(start.dtype)).detach() - value.detach()
             (back,) = torch.autograd.grad(value, base, image / STEP)
-        v = torch.where(torch.isfinite(back), back, 0.0)
+        v = torch.where(torch.isfinite(back), back, 0.0).double()
     v = v / norms(v).clamp_min(1e-300)
     with torch.no_grad():
         second = x + STEP * v

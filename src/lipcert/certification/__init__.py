@@ -1,1 +1,0 @@
-"""From margins to radii."""

@@ -1,0 +1,195 @@
+"""``audit``: what is proved about a network, layer by layer and end to end, a lower bound beside every upper one.
+
+Verdicts: PROVED, with the method and L; REFUTED, with two points that contradict the constant a layer promises;
+ASSUMED, a user's rule; UNKNOWN, where nothing finite could be proved. Constants multiply, rounded up. The whole
+map, the backbone before a last linear map and the differences of logits have constants of their own: the first is
+not what a radius needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.certified.freeze import prove
+from lipcert.certified.lower import Function, Stretch, stretch_estimate
+from lipcert.certified.network import Part, Proved, as_shape
+from lipcert.certified.op import Shape
+from lipcert.errors import positive_int
+from lipcert.verified.rounding import U64
+
+LARGE = 2**18  # numbers in its tensors, and on the way of one input
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """One layer: lower ≤ L ≤ upper."""
+
+    name: str
+    op: str
+    verdict: str
+    lower: float
+    upper: float
+    method: str
+    witness: Stretch | None = None  # two points, where REFUTED
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What is proved of a network; ``str()`` is a table."""
+
+    layers: tuple[LayerAudit, ...]
+    lipschitz: float  # of the whole map
+    backbone: float  # of what comes before the last linear map
+    pairwise: Tensor | None  # (C, C) float64: of the differences of logits; None where nothing is proved
+    lower: float  # of the whole map, by two points
+    assumes: tuple[str, ...] = ()  # what the rounding bounds assume of the platform's elementary functions
+
+    @property
+    def ok(self) -> bool:
+        """Every layer PROVED or ASSUMED."""
+        return all(layer.verdict in ("PROVED", "ASSUMED") for layer in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {k: getattr(layer, k) for k in ("name", "op", "verdict", "lower", "upper", "method")}
+            for layer in self.layers
+        ]
+        pairwise = None if self.pairwise is None else float(self.pairwise.max())
+        return {
+            "ok": self.ok,
+            "lipschitz": self.lipschitz,
+            "backbone": self.backbone,
+            "largest_pairwise": pairwise,
+            "lower": self.lower,
+            "assumes": list(self.assumes),
+            "layers": rows,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':<10} {'operation':<16} {'verdict':<8} {'lower':>9} {'upper':>11}  method"]
+        lines += [
+            f"{layer.name[:10]:<10} {layer.op[:16]:<16} {layer.verdict:<8} "
+            f"{layer.lower:>9.6f} {layer.upper:>11.9f}  {layer.method}"
+            for layer in self.layers
+        ]
+        widest = "nothing" if self.pairwise is None else f"{float(self.pairwise.max()):.9f}"
+        lines += [
+            "",
+            f"whole map   {self.lower:.6f} ≤ L ≤ {self.lipschitz:.9f}",
+            f"backbone    L ≤ {self.backbone:.9f}  (before the last linear map)",
+            f"logit pairs L ≤ {widest}  (largest; this is what a radius is divided by)",
+            *(f"assumed     {text}  (the platform's function; only rounding rests on it)" for text in self.assumes),
+        ]
+        return "\n".join(lines)
+
+
+def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> AuditReport:
+    """Prove what can be proved about ``model``; a training network is frozen first.
+
+    Args:
+        inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
+        samples: how many examples are used.
+    """
+    positive_int("samples", samples)
+    if isinstance(inputs, Tensor) and (inputs.ndim < 2 or not len(inputs)):
+        raise ValueError(
+            f"expected at least one example, (N, …), or the shape of one; got a tensor {tuple(inputs.shape)}."
+        )
+    with torch.inference_mode(False):  # the lower bounds need gradients
+        return _audit(model, inputs, samples)
+
+
+def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditReport:
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else as_shape(inputs)
+    proved = prove(model, shape, parametrized=True)
+    points = inputs[:samples].detach().clone() if isinstance(inputs, Tensor) else _random(shape, samples)
+    start = points.detach().double().cpu()
+    with torch.no_grad():
+        values = [*proved.run(start), start]  # so that the place −1 is the input
+        layers = tuple(_audit_layer(part, values[part.inputs[0]]) for part in proved.parts)
+    guide = (lambda x: proved.run(x, fast=True)[-1]) if _large(proved) else None
+    whole = stretch_estimate(lambda x: proved.run(x)[-1], start, rounding=_rounding(proved), guide=guide)
+    pairwise, assumes = proved.pairwise(), proved.assumes
+    return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes)
+
+
+def _audit_layer(part: Part, x: Tensor) -> LayerAudit:
+    proof, usable = part.proof, torch.isfinite(x).flatten(1).all(dim=1)
+    stretch = Stretch(0.0, x[:0], x[:0])
+    if bool(usable.any()):
+        alone = Proved((Part(part.name, (-1,) * len(part.inputs), part.step, proof),), tuple(x.shape[1:]))
+        guide = (lambda x: alone.run(x, fast=True)[-1]) if _large(alone) else None
+        stretch = stretch_estimate(repeated(part), x[usable], rounding=_rounding(alone), guide=guide)
+    verdict = "ASSUMED" if proof.assumed else "PROVED" if proof.proved else "UNKNOWN"
+    refuted = proof.claim is not None and contradicts(stretch, part)
+    return LayerAudit(
+        part.name,
+        part.op,
+        "REFUTED" if refuted else verdict,
+        stretch.ratio,
+        proof.lipschitz,
+        proof.method,
+        stretch if refuted else None,
+    )
+
+
+def _large(proved: Proved) -> bool:
+    """Whether a search in float32 saves seconds. Someone's own module may not run in it."""
+    if any(part.proof.assumed for part in proved.parts):
+        return False
+    tensors = sum(tensor.numel() for part in proved.parts for tensor in part.step.buffers())
+    shapes = [*(part.proof.shape for part in proved.parts), proved.input_shape]
+    return tensors + sum(part.step.room(shapes[part.inputs[0]]) for part in proved.parts) > LARGE
+
+
+def repeated(part: Part) -> Function:
+    """The part as a function of one input, which each of its inputs is."""
+    return lambda x: part.forward(*[x] * len(part.inputs))
+
+
+def contradicts(stretch: Stretch, part: Part) -> bool:
+    """Whether two points contradict the constant that a part claims.
+
+    Where its rounding error is unknown, the excess could be rounding, which shrinks as the points move apart: then
+    it must be about as large between points sixteen times further apart.
+    """
+    assert part.proof.claim is not None
+    excess = stretch.ratio - part.proof.claim
+    if not excess > 0 or part.proof.error is not None:
+        return excess > 0
+    with torch.no_grad():
+        first = stretch.first[None]
+        second = first + 16 * (stretch.second[None] - first)
+        moved = float((part.forward(second) - part.forward(first)).norm()) / float((second - first).norm())
+    return moved - part.proof.claim >= excess / 4
+
+
+def _rounding(proved: Proved) -> Callable[[Tensor], Tensor]:
+    """‖computed − exact‖ at given points, after all parts: err ← L·err + e(‖ẑ‖ + err)."""
+
+    def bound(x: Tensor) -> Tensor:
+        values = [*proved.run(x), x]
+        errors: dict[int, Tensor] = {-1: torch.zeros(len(x), dtype=torch.float64)}
+        for index, part in enumerate(proved.parts):
+            proof = part.proof
+            sizes = [
+                (values[p].flatten(1).norm(dim=1) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs
+            ]
+            known = proof.error_bound(proof.reached(sizes), U64)
+            # Where no bound is known, 2⁻³⁶ of what the part itself computes stands in for it.
+            usual = 2.0**-36 * values[index].flatten(1).norm(dim=1)
+            own = torch.where(torch.isfinite(known), known, usual)
+            errors[index] = (proof.carried([errors[p] for p in part.inputs]) + own) * (1 + 2.0**-20)
+        return errors[len(proved.parts) - 1]
+
+    return bound
+
+
+def _random(shape: Shape, samples: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(samples, *shape, generator=generator, dtype=torch.float64)

@@ -1,0 +1,704 @@
+"""``freeze``: the layers of lipcert and of torch.nn as ops, with the numbers that the proofs are about.
+
+Numbers are rounded so that what was proved in real arithmetic holds for what is stored: γ is rounded down to
+float32 and divided by a verified bound of ρ = λmax(WΓWᵀ) where that exceeds 1, and a matrix V is divided by a
+verified bound of its norm likewise. Ops keep these proofs, so that nothing is proved twice.
+
+A frozen network has no link to the one it came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lipcert.algebra.gram import absolute_gram
+from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
+from lipcert.certified import foreign, ops
+from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
+from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
+from lipcert.certified.op import Op, Shape, finite
+from lipcert.certified.operators import blocks_of, waves
+from lipcert.certified.ops import Assumed, Flexible, Function
+from lipcert.errors import NotCertified
+from lipcert.intact import require_intact
+from lipcert.layers import activation, forms, head, shape
+from lipcert.layers.contract import LipschitzLayer, require_finite, require_no_loop, require_vouched
+from lipcert.layers.operators import Conv
+from lipcert.verified import convolution
+from lipcert.verified.rounding import float32_down
+
+ROOM = 2.0**-26  # γ and V are this much smaller than they may be, so that every checker's rounding fits: 1/4 ulp
+ENLARGED = 1.1  # what a proof may lose on its own: rounding, and for a convolution up to 7 % on a grid
+LEAST_T = 2.0**-120  # below it γ would leave float32: the neuron is dropped, as Theorem 6 allows
+FEW_TAPS = 9  # a direct convolution with no more costs no more than five products
+MANY_NUMBERS = 2**26  # in the blocks of one layer: what a checker takes
+_ONE_AT_A_TIME = threading.RLock()
+_RULES: dict[type, Callable[[Any], float]] = {}
+
+
+def register_rule(kind: type, constant: float | Callable[[Any], float]) -> None:
+    """Vouch for modules of exactly this type: their Lipschitz constant, or a function of the module that gives it.
+
+    What rests on it is marked ASSUMED. Rounding errors of such a module are unknown, so ``certify`` needs
+    ``arithmetic="real"``.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        raise ValueError(f"expected a subclass of nn.Module, got {kind!r}. Pass the class, not an object.")
+    if callable(constant):
+        _RULES[kind] = constant
+        return
+    if isinstance(constant, bool) or not isinstance(constant, (int, float)) or not 0 <= constant < math.inf:
+        raise ValueError(
+            f"the constant must be a finite number of at least 0, or a function of the module that gives one, got "
+            f"{constant!r}."
+        )
+    value = float(constant)
+    _RULES[kind] = lambda module: value
+
+
+def freeze(model: nn.Module) -> Network:
+    """The network as ops with buffers, in evaluation mode and float32; ``model`` is not changed.
+
+    Parametrized modules of torch.nn are stored with their present weights. A ``Scale`` behind a last linear map
+    joins it, so that it costs no radius.
+
+    Raises:
+        NotCertified: for a module without a proof, a hook, or a parameter that is not finite.
+    """
+    require_module(model)
+    with _evaluating(model):
+        graph = _Graph(parametrized=True)
+        graph.add(model, "", INPUT)
+        nodes = [Node(node.name, _in_float32(node), node.inputs) for node in graph.nodes]
+        device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
+        return Network(_fold_scale(nodes, any_linear=True)).eval().to(device)
+
+
+def as_network(model: nn.Module, *, parametrized: bool = False) -> Network:
+    """The ops of a frozen, foreign or training network, with its numbers as they are."""
+    require_module(model)
+    graph = _Graph(parametrized)
+    with torch.no_grad():
+        graph.add(model, "", INPUT)
+    return Network(_fold_scale(graph.nodes, any_linear=False, heads=graph.heads))
+
+
+def prove(
+    model: nn.Module,
+    input_shape: Shape,
+    *,
+    dtype: torch.dtype = torch.float64,
+    block: int | None = None,
+    parametrized: bool = False,
+) -> Proved:
+    """Prove a network for inputs of that shape; ``NotCertified`` names a module without a proof.
+
+    The parts run in ``dtype``, with sums in blocks of ``block`` terms if that is given. ``parametrized`` allows
+    modules whose weights are computed at every call, and takes their present values.
+    """
+    shape = as_shape(input_shape)
+    require_ieee()
+    # Autocast would narrow the products of float32 parts; tensors of inference mode have no gradients.
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        network = as_network(model, parametrized=parametrized)
+        if not len(network):
+            raise NotCertified("the network has no layers. Pass a network.")
+        return prove_network(network, shape, dtype, block)
+
+
+def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
+    """A proved constant for inputs of that shape, or of every shape; a registered rule is no proof."""
+    if shape is not None:
+        proved = prove(module, shape, parametrized=True)
+        _require_no_rule([part.step for part in proved.parts])
+        return proved.lipschitz
+    network = as_network(module, parametrized=True)
+    _require_no_rule(network)
+    if not all(finite(*op._buffers.values()) for op in network):
+        raise NotCertified(f"{type(module).__qualname__} must have finite tensors, got NaN or infinity.")
+    nodes, place, product = {node.name: node for node in network.nodes}, network.names[-1:], 1.0
+    while place and place[0] != INPUT:  # from the last op back: what it does not read does not count
+        factor = nodes[place[0]].op.constant()  # refused where branches meet
+        exact = factor == 1.0 or product == 1.0
+        product = product * factor if exact else math.nextafter(product * factor, math.inf)
+        place = nodes[place[0]].inputs
+    return product
+
+
+def _require_no_rule(steps: Iterable[Op]) -> None:
+    for op in steps:
+        if isinstance(op, Assumed) and type(op.module) in _RULES:
+            raise NotCertified(
+                f"the constant of {type(op.module).__qualname__} is a registered rule, not a proof. Use "
+                "lipcert.audit, which says so."
+            )
+
+
+def require_module(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch module, got {type(model).__name__}. Pass the network itself.")
+    require_no_loop(model)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, one thread and no gradients, for a moment.
+
+    In evaluation mode a surrogate of T is exact. With one thread sums have one order, so that whoever certifies,
+    attacks or exports gets the same bits.
+    """
+    with _ONE_AT_A_TIME:
+        before, threads = [(module, module.training) for module in model.modules()], torch.get_num_threads()
+        try:
+            model.eval()
+            torch.set_num_threads(1)
+            with torch.no_grad():
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            for module, mode in before:
+                module.training = mode
+
+
+class _Graph:
+    """The nodes of a network, in order."""
+
+    def __init__(self, parametrized: bool) -> None:
+        self.parametrized = parametrized
+        self.nodes: list[Node] = []
+        self.heads: set[str] = set()  # linear maps that were normalized heads
+
+    def add(self, module: nn.Module, name: str, source: str) -> str:
+        """Append the ops of ``module``, which reads the node ``source``; give the name of its last node."""
+        kind = type(module)
+        if kind in _RULES:
+            require_intact(module, tensors=False)
+            return self._append([_assumed(module, float(_RULES[kind](module)), "assumed")], name, source)
+        try:
+            plain = unwrapped(module, parametrized=self.parametrized)
+            for part in plain.modules() if type(plain) in LAYERS else [plain]:
+                require_intact(part)
+            if type(plain) is nn.Sequential or type(plain) is Network:
+                steps = None
+            else:
+                steps = self._converted(plain, name, source)
+        except NotCertified as refusal:
+            raise NotCertified(f"{name or 'the network'} ({kind.__qualname__}): {refusal}") from None
+        if isinstance(steps, str):
+            return steps
+        if steps is not None:
+            return self._append(steps, name, source)
+        if isinstance(plain, Network):
+            return self._inline(plain, name, source)
+        for key, child in plain._modules.items():
+            assert child is not None
+            source = self.add(child, f"{name}.{key}" if name else key, source)
+        return source
+
+    def _converted(self, module: nn.Module, name: str, source: str) -> list[Op] | str:
+        kind = type(module)
+        if isinstance(module, Op):
+            return [_own(module)]
+        if kind is shape.ConvexCombination:
+            assert isinstance(module, shape.ConvexCombination)
+            return self._combine(module, name, source)
+        if kind in LAYERS:
+            for part in module.modules():
+                if hasattr(part, "require_sound"):
+                    require_vouched(part, "require_sound")
+            require_finite(module)
+            near = module if _on_cpu(module) else copy.deepcopy(module).cpu()
+            with _evaluating(near), dead_as_in(_dtype(near)):
+                steps = LAYERS[kind](near)
+            if kind is head.NormalizedHead:
+                self.heads.add(name or "network")
+            return steps
+        if kind in FOREIGN:
+            if any(tensor.is_complex() for tensor in [*module.parameters(), *module.buffers()]):
+                raise NotCertified("its tensors are complex, and the proofs are about real numbers.")
+            return FOREIGN[kind](module)
+        if isinstance(module, LipschitzLayer):
+            return [_assumed(module, module.lipschitz_bound(), "its author's")]
+        raise NotCertified(
+            "no rule proves a constant for this module. Replace it, or vouch for it with lipcert.register_rule."
+        )
+
+    def _append(self, steps: list[Op], name: str, source: str) -> str:
+        for index, op in enumerate(steps):
+            place = name if len(steps) == 1 else f"{name}.{index}" if name else str(index)
+            place = {"": "network", INPUT: f"{INPUT}_"}.get(place, place)
+            self.nodes.append(Node(place, op, (source,)))
+            source = place
+        return source
+
+    def _inline(self, network: Network, name: str, source: str) -> str:
+        """The nodes of a frozen network inside another one."""
+        renamed = {INPUT: source}
+        for node in network.nodes:
+            renamed[node.name] = f"{name}.{node.name}" if name else node.name
+            inputs = tuple(renamed[one] for one in node.inputs)
+            try:
+                self.nodes.append(Node(renamed[node.name], _own(node.op), inputs))
+            except NotCertified as refusal:
+                kind = type(node.op).__qualname__
+                raise NotCertified(f"{renamed[node.name]} ({kind}): {refusal}") from None
+            source = renamed[node.name]
+        return source
+
+    def _combine(self, layer: shape.ConvexCombination, name: str, source: str) -> str:
+        """Σ_k α_k f_k(x) with α = softmax of the logits: one branch of the graph for each f_k."""
+        require_intact(layer.branches)
+        require_finite(layer)
+        if type(layer.branches) is not nn.ModuleList or len(layer.branches) != len(layer.logits):
+            raise NotCertified("its branches must be the modules that it was built with. Build a new layer.")
+        weights = layer.logits.detach().double().softmax(dim=0) * (1 - 2.0**-22)  # rounding adds less than that
+        folder = f"{name}." if name else ""
+        ends = [
+            self.add(branch, f"{folder}branches.{index}", source) for index, branch in enumerate(layer.branches)
+        ]
+        self.nodes.append(Node(f"{folder}sum", ops.Combination(weights.float()), tuple(ends)))
+        return f"{folder}sum"
+
+
+def _own(op: Op) -> Op:
+    """A copy of an op that runs the code of its class, which must be one of lipcert's: an op proves itself."""
+    for part in (op, *(op._made.values() if isinstance(op, Flexible) else ())):
+        require_intact(part)
+        if type(part) not in (*ops.CLASSES, Function, Flexible, ops.OpenConvTranspose, Assumed):
+            raise NotCertified("only the ops of lipcert are proved. Vouch for it with lipcert.register_rule.")
+    if isinstance(op, Assumed):
+        require_intact(op.module, tensors=False)
+        return _assumed(op.module, op.vouched, op.method)
+    return op.clone()
+
+
+def _assumed(module: nn.Module, constant: float, method: str) -> Op:
+    if not 0 <= constant < math.inf:
+        raise NotCertified(f"its constant must be finite and at least 0, got {constant}. Correct its rule.")
+    copied = copy.deepcopy(module)
+    for part in copied.modules():
+        if getattr(part, "inplace", False):  # an input may be someone's, or another branch's
+            part.inplace = False  # type: ignore[assignment]
+    return Assumed(copied, constant, method)
+
+
+def _on_cpu(module: nn.Module) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    """What the layer computes in."""
+    floating = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
+    return floating[0] if floating else torch.float32
+
+
+def _in_float32(node: Node) -> Op:
+    """The op with its tensors in float32, but for a witness."""
+    op = node.op
+    wide = {name for name, tensor in op._buffers.items() if tensor is not None and tensor.dtype != torch.float32}
+    if wide - {"witness"}:
+        fields = op.fields()
+        narrow = {name: fields[name].float() for name in wide - {"witness"}}
+        with contextlib.suppress(NotCertified):  # a std that became 0
+            op = type(op)(**{**fields, **narrow})
+    still = {name for name, tensor in op._buffers.items() if tensor is not None and tensor.dtype != torch.float32}
+    if still - {"witness"} or not finite(*op._buffers.values()):
+        raise NotCertified(
+            f"{node.name} holds numbers that float32 cannot store (beyond 3e38, or a std below 1e-45). Rescale it."
+        )
+    return op
+
+
+def _fold_scale(nodes: list[Node], *, any_linear: bool, heads: set[str] | None = None) -> list[Node]:
+    """A last ``Scale`` joins the linear map before it, if that is allowed and loses no accuracy."""
+    if len(nodes) < 2 or nodes[-1].inputs != (nodes[-2].name,):
+        return nodes
+    linear, scale = nodes[-2].op, nodes[-1].op
+    if not isinstance(linear, ops.Linear) or not isinstance(scale, ops.Scale):
+        return nodes
+    if not any_linear and nodes[-2].name not in (heads or set()):
+        return nodes
+    weight = (linear.weight.double() * scale.factor).float()
+    bias = None if linear.bias is None else (linear.bias.double() * scale.factor).float()
+    for old, new in ((linear.weight, weight), (linear.bias, bias)):
+        if old is not None and new is not None:
+            accurate = (new.abs() >= 2.0**-100) & torch.isfinite(new) | (old == 0)
+            if not bool(accurate.all()):
+                return nodes
+    joined = ops.Linear(weight, bias, linear.axis, linear.groups)
+    return [*nodes[:-2], Node(nodes[-2].name, joined, nodes[-2].inputs)]
+
+
+# --- Residual layers: γ verified for the stored weight ---
+
+
+def _verified(
+    build: Callable[[np.ndarray, np.ndarray | None], ops.Residual],
+    target: np.ndarray,
+    q: np.ndarray | None,
+    image: Shape | None = None,
+) -> ops.Residual:
+    """``build(γ, q)`` with a float32 γ of at most ``target`` for which ρ ≤ 1 is proved.
+
+    ρ is 1-homogeneous in γ, so dividing by a bound and rounding down needs no second proof. The witness q is
+    dropped where it does not prove it. ``image`` is the shape of the input, if that is part of the layer.
+    """
+    gamma, witness = float32_down(target * (1 - ROOM)), q
+    op = build(gamma, q)
+    weights = op.weights()
+    value = math.inf
+    if q is not None:
+        value = op.remember("witness", None, lambda: op.operator.witnessed(weights, gamma, q))
+    if not value <= 1 + 2.0**-20:  # T did not come from this witness: another method may prove more
+        other = op.operator.rho_without(weights, gamma, image)
+        if not value <= other:
+            value, witness = other, None
+    if not math.isfinite(value):
+        raise NotCertified("no bound of ρ could be proved, because its numbers leave floating point. Rescale it.")
+    if value > ENLARGED:
+        warnings.warn(
+            f"freeze enlarged T of a residual layer {value:.3g} times, because T was too small for WᵀW ⪯ T. Check "
+            "its bound: the frozen layer computes something else than the layer.",
+            stacklevel=2,
+        )
+    if value > 1 - ROOM / 2:
+        gamma = float32_down(gamma.astype(np.float64) * ((1 - ROOM) / value))
+    elif witness is q:
+        return op
+    return build(gamma, witness)
+
+
+def _builder(
+    layer: Any, weight: Tensor, bias: Tensor | None
+) -> Callable[[np.ndarray, np.ndarray | None], ops.Residual]:
+    """Residual ops of that weight, placed as the operator of the layer."""
+    operator, sigma = layer.operator, layer.activation.name
+
+    def build(gamma: np.ndarray, q: np.ndarray | None) -> ops.Residual:
+        tensors = (weight, torch.from_numpy(gamma), bias, None if q is None else torch.from_numpy(q), sigma)
+        if not isinstance(operator, Conv):
+            return ops.ResidualLinear(*tensors)
+        return ops.ResidualConv(*tensors, *_geometry(operator))
+
+    return build
+
+
+def _geometry(operator: Conv) -> tuple[Any, ...]:
+    padding = tuple((p, p) for p in operator.padding)
+    return operator.stride, padding, operator.dilation, operator.padding_mode, operator.groups
+
+
+def _numbers(layer: Any) -> tuple[Tensor, np.ndarray, Tensor | None, np.ndarray]:
+    """The weight to store, γ as T gives it, the bias and a witness q of a layer with W, b, σ and a choice of T."""
+    double = copy.deepcopy(layer).double()
+    unit, scale = double.bound.prepare(double.weight)
+    columns, t = double.bound(double.arrange(unit))
+    used = unit if isinstance(layer.operator, Conv) else columns.matrix()
+    if not layer.activation.homogeneous:  # σ(Wᵀx + b) is not σ(Ŵᵀx + b/s)·s, so the scale stays in the weight
+        used, t, scale = used * scale, t * scale.square(), torch.ones_like(scale)
+    weight = used.float()
+    living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & torch.isfinite(weight.flatten(1)).all(dim=1)
+    weight[~living] = 0.0
+    target = torch.where(living, 1 / torch.where(living, t, 1.0), 0.0).cpu().numpy()
+    q = layer.bound.witness(layer.operator.outputs)
+    if q is None:
+        q = _search(absolute_gram(double.arrange(weight.double())), torch.from_numpy(target))
+    bias = None
+    if layer.bias is not None:
+        limit = float(torch.finfo(torch.float32).max) ** 0.5
+        bias = torch.where(living, double.bias / scale, 0.0).clamp(-limit, limit).float()
+    return weight, target, bias, np.asarray(q)
+
+
+def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (n·groups,) → (n·groups,)
+    """A q for γ_i Σ_j A_ij q_j/q_i: √γ times the leading vector of Γ^½AΓ^½, found by power iteration."""
+    root = gamma.sqrt().view(len(overlaps), -1)
+    matrix = root[:, :, None] * overlaps * root[:, None, :]
+    x = torch.ones_like(root)
+    for _ in range(60):
+        x = (matrix @ x[:, :, None])[:, :, 0] + 1e-9 * x
+        x = x / x.amax(dim=1, keepdim=True).clamp_min(1e-300)
+    q = (x.clamp_min(1e-12) * root).flatten()
+    usable = torch.isfinite(q) & (q > 0)
+    return np.asarray(torch.where(usable, q, 1.0).cpu().numpy())
+
+
+def _residual(layer: Any) -> list[Op]:
+    weight, target, bias, q = _numbers(layer)
+    return [_verified(_builder(layer, weight, bias), target, q)]
+
+
+def _general(layer: forms.General) -> list[Op]:
+    """U·(x − WΛσ(z), Λ^½σ(z)) with ‖U‖ ≤ 1: zeros behind x, a residual, a product with U.
+
+    (x, 0) ↦ (x − WΛσ(z), Λ^½σ(z)) is a residual with the weight [W; −T^½] and half of γ = 1/T: row sums of both
+    parts of its Gram matrix are at most T_i, so those of the whole are at most 2T_i.
+    """
+    image = isinstance(layer.operator, Conv)
+    weight, target, bias, q = _numbers(layer)
+    root = np.divide(1.0, np.sqrt(target), out=np.zeros_like(target), where=target > 0)
+    minus = -torch.from_numpy(root).float().diag()
+    if image:
+        taps = torch.zeros(*minus.shape, *weight.shape[2:])
+        taps[:, :, taps.shape[2] // 2, taps.shape[3] // 2] = minus  # the pixel itself
+        minus = taps
+    joined = torch.cat((weight.cpu(), minus), dim=1)
+    expansion = _verified(_builder(layer, joined, bias), target / 2, q)
+    mixing = torch.cat(copy.deepcopy(layer).double().contraction(), dim=1)
+    last = _contracted(_pixelwise_map if image else _dense_map, mixing, _norm)
+    pad = flexible(foreign.pad_channels, layer.operator.inputs + layer.operator.outputs, 1 if image else -1)
+    return [pad, expansion, last]
+
+
+# --- Maps of norm at most 1 ---
+
+
+def _contracted(build: Callable[[Tensor], Op], weight: Tensor, norm: Callable[[Any], float]) -> Op:
+    """``build`` of the weight in float32, divided by its verified norm above 1: rounding entries keeps no norm."""
+    stored = weight.double().float()
+    for _ in range(8):
+        op = build(stored)
+        value = norm(op)
+        if value <= 1:
+            return op
+        stored = (stored.double() * ((1 - 2.0**-22) / value)).float()  # several ulps: less would round back
+    return build(stored)
+
+
+def _norm(op: ops.Affine) -> float:
+    return op.norm(None).value
+
+
+def _dense_map(weight: Tensor) -> Op:
+    return ops.Linear(weight, None)
+
+
+def _pixelwise_map(weight: Tensor) -> Op:
+    return ops.Conv(weight[:, :, None, None], None, (1, 1), ((0, 0), (0, 0)), (1, 1))
+
+
+def _bias(layer: Any) -> Tensor | None:
+    return None if layer.bias is None else layer.bias.detach().float()
+
+
+def _linear(layer: forms.Affine) -> list[Op]:
+    weight, bias = copy.deepcopy(layer).double().scaled_weight(), _bias(layer)
+    return [_contracted(lambda stored: ops.Linear(stored, bias), weight, _norm)]
+
+
+def _conv(layer: forms.Affine) -> list[Op]:
+    weight = copy.deepcopy(layer).double().scaled_weight().float()  # its constant is what is proved later, near 1
+    assert isinstance(layer.operator, Conv)
+    return [ops.Conv(weight, _bias(layer), *_geometry(layer.operator))]
+
+
+def _head(layer: head.NormalizedHead) -> list[Op]:
+    return [ops.Linear(copy.deepcopy(layer).double().unit_weight().float(), _bias(layer))]
+
+
+# --- Circular convolutions: in the basis of their image's waves, or as plain ones where they have few taps ---
+
+
+def _waves_of(layer: forms.OnCircle) -> tuple[Tensor, Tensor] | None:
+    """The waves of the layer's image, in which a kernel as large as it costs little; None where it has few taps.
+
+    Refused where the proof would be of another operator: on the plane only ``bcop`` is orthogonal.
+    """
+    operator = layer.operator
+    fits = convolution.torus_fits(operator.image, operator.outputs, operator.inputs)
+    if not fits and operator.method != "bcop":
+        raise NotCertified(
+            "an orthogonal convolution must be small enough to be proved at each frequency of its image, got "
+            f"{(operator.outputs, operator.inputs)} channels on {operator.image}. Use fewer, a smaller image, or "
+            "bcop."
+        )
+    high, wide = (2 * (size // 2) + 1 for size in operator.image)
+    large = 4 * math.prod(operator.image) * operator.outputs * operator.inputs > MANY_NUMBERS
+    if operator.method == "bcop" or high * wide <= FEW_TAPS or large:
+        return None
+    rows, columns = (waves(size).float() for size in operator.image)
+    return rows, columns
+
+
+def _around(weight: Tensor) -> tuple[Any, ...]:
+    """The geometry of a circular convolution whose output has the size of its image."""
+    padding = tuple((size // 2, size // 2) for size in weight.shape[2:])
+    return (1, 1), padding, (1, 1), "circular", 1
+
+
+def _orthogonal_conv(layer: forms.OrthogonalConv2d) -> list[Op]:
+    basis, bias, image = _waves_of(layer), _bias(layer), (layer.operator.inputs, *layer.operator.image)
+    kernel = copy.deepcopy(layer).double().kernel()
+
+    def norm(op: ops.Affine) -> float:
+        return op.norm(image).value
+
+    if basis is None:
+        last = _contracted(lambda stored: ops.Conv(stored, bias, *_around(stored)), kernel, norm)
+    else:
+        blocks = blocks_of(kernel, layer.operator.image)
+        last = _contracted(lambda stored: ops.Circular(*basis, stored, bias), blocks, norm)
+    return [last] if layer.stride == 1 else [flexible(foreign.space_to_depth, layer.stride), last]
+
+
+def _orthogonal_residual(layer: forms.OrthogonalResidualConv2d) -> list[Op]:
+    basis, image = _waves_of(layer), (layer.operator.inputs, *layer.operator.image)
+    kernel = copy.deepcopy(layer).double().kernel()
+    ones = torch.ones(layer.operator.outputs)
+    bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
+    sigma = layer.activation.name
+
+    def norm(op: ops.Residual) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
+        return math.sqrt(op.rho(image).value) * (1 + 2.0**-30)
+
+    if basis is None:
+        settings = (ones, bias, None, sigma)
+        return [_contracted(lambda stored: ops.ResidualConv(stored, *settings, *_around(stored)), kernel, norm)]
+    blocks = blocks_of(kernel, layer.operator.image)
+    return [_contracted(lambda stored: ops.ResidualCircular(*basis, stored, ones, bias, sigma), blocks, norm)]
+
+
+def _sandwich_linear(layer: forms.SandwichLinear) -> list[Op]:
+    inputs, outputs = layer.operator.inputs, layer.operator.outputs
+    residual = _sandwiched(layer, copy.deepcopy(layer).double().kernel(), None)
+    pad = flexible(foreign.pad_channels, inputs + outputs, -1)
+    return [pad, residual, flexible(foreign.take_channels, inputs, outputs, -1)]
+
+
+def _sandwich_conv(layer: forms.SandwichConv2d) -> list[Op]:
+    kernel, outputs = copy.deepcopy(layer).double().kernel(), layer.operator.outputs
+    residual = _sandwiched(layer, kernel, layer.operator.image)
+    pad = flexible(foreign.pad_channels, kernel.shape[1], 1)
+    take = flexible(foreign.take_channels, kernel.shape[1] - outputs, outputs, 1)
+    moved = [flexible(foreign.space_to_depth, layer.stride)] if layer.stride > 1 else []
+    return [*moved, pad, residual, take]
+
+
+def _sandwiched(layer: Any, joined: Tensor, image: tuple[int, int] | None) -> Op:  # [A B], dense or a kernel
+    """√2AᵀΨσ(√2Ψ⁻¹Bx + b) is what the residual of W = √2[B −A]ᵀΨ⁻¹ and γ = Ψ²/2 makes of zeros behind x.
+
+    A positively homogeneous σ sees Ψ in b alone: then W = [B −A]ᵀ, γ = 1 and the bias is Ψb/√2.
+    """
+    psi, one = layer.psi().double(), torch.ones(len(joined))
+    outputs, sigma = layer.operator.outputs, layer.activation.name
+    weight, target = torch.cat((joined[:, outputs:], -joined[:, :outputs]), dim=1), one.double()
+    bias = scaled_bias(layer.bias, 1 / psi, one)
+    if not layer.activation.homogeneous:
+        weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
+        target, bias = psi.square() / 2, scaled_bias(layer.bias, one[0], one)
+    elif bias is not None:
+        bias = bias / math.sqrt(2)
+    bias = None if bias is None else bias.float()
+    basis = None if image is None else _waves_of(layer)
+    stored = weight.float() if basis is None or image is None else blocks_of(weight, image).float()
+
+    def build(gamma: np.ndarray, q: np.ndarray | None) -> ops.Residual:
+        if basis is not None:
+            return ops.ResidualCircular(*basis, stored, torch.from_numpy(gamma), bias, sigma)
+        if image is None:
+            return ops.ResidualLinear(stored, torch.from_numpy(gamma), bias, None, sigma)
+        return ops.ResidualConv(stored, torch.from_numpy(gamma), bias, None, sigma, *_around(stored))
+
+    place = None if image is None else (weight.shape[1], *image)
+    return _verified(build, target.cpu().numpy(), None, place)
+
+
+# --- Small layers ---
+
+
+def _pixelwise(layer: shape.Pixelwise) -> list[Op]:
+    """A dense layer on every pixel is a 1×1 convolution."""
+    graph = _Graph(parametrized=True)
+    graph.add(layer.layer, "layer", INPUT)
+    op = graph.nodes[0].op if len(graph.nodes) == 1 else None
+    pixel = ((1, 1), ((0, 0), (0, 0)), (1, 1))
+    if isinstance(op, ops.Linear):
+        return [ops.Conv(op.weight[:, :, None, None], op.bias, *pixel)]
+    if isinstance(op, ops.ResidualLinear) and op.groups == 1:
+        kernel = op.weight[:, :, None, None]
+        return [ops.ResidualConv(kernel, op.gamma, op.bias, op.witness, op.activation, *pixel)]
+    raise NotCertified(
+        f"Pixelwise is proved for one dense layer, got {type(layer.layer).__qualname__}. Use a 1×1 convolution."
+    )
+
+
+def _householder(layer: activation.Householder) -> list[Op]:
+    """z − 2v·min(0, vᵀz) on pairs of channels is a residual with the weight −v for each pair, γ = 1 and ReLU."""
+    half = layer.theta.detach().double() / 2
+    vectors = torch.stack((-half.sin(), half.cos()), dim=1)
+    stored = (vectors * (1 - 2.0**-22)).float()  # rounding adds at most 2⁻²⁴ to a norm of 1 − 2⁻²²
+    ones, pairs = torch.ones(len(stored)), len(stored)
+    return [ops.ResidualLinear(stored, ones, None, None, "relu", inner_axis(layer.dim), pairs)]
+
+
+def _pool(layer: shape.ScaledAvgPool2d) -> list[Op]:
+    return [flexible(_scaled_pool, layer.kernel_size)]
+
+
+def _scaled_pool(kernel: tuple[int, int], image: Shape) -> Op:
+    """The sum of each block divided by the root of its size: norm 1."""
+    fits = len(image) == 3 and all(size % k == 0 for size, k in zip(image[1:], kernel, strict=True))
+    if not fits:
+        raise NotCertified(f"it needs images whose sides are divisible by {kernel}, got shape {image}.")
+    windows = [
+        tuple((i * k, (i + 1) * k) for i in range(size // k)) for size, k in zip(image[1:], kernel, strict=True)
+    ]
+    ones = [(1,) * len(spans) for spans in windows]
+    size = math.prod(kernel)
+    return ops.Pool((None, *windows), (None, *ones), math.sqrt(size) / size)
+
+
+def _l2_pool(layer: shape.L2Pool2d) -> list[Op]:
+    return [flexible(_l2_blocks, layer.kernel_size)]
+
+
+def _l2_blocks(kernel: tuple[int, int], image: Shape) -> Op:
+    fits = len(image) == 3 and all(size % k == 0 for size, k in zip(image[1:], kernel, strict=True))
+    if not fits:
+        raise NotCertified(f"it needs images whose sides are divisible by {kernel}, got shape {image}.")
+    return foreign.l2_blocks(2, kernel, kernel, image)
+
+
+def _center(layer: Any) -> list[Op]:
+    return [ops.Normalize(layer.mean, torch.ones_like(layer.mean))]
+
+
+LAYERS: dict[type, Callable[[Any], list[Op]]] = {
+    forms.ResidualLinear: _residual,
+    **dict.fromkeys((forms.ResidualConv1d, forms.ResidualConv2d, forms.ResidualConv3d), _residual),
+    forms.AffineLinear: _linear,
+    forms.OrthogonalLinear: _linear,
+    **dict.fromkeys((forms.AffineConv1d, forms.AffineConv2d, forms.AffineConv3d), _conv),
+    forms.OrthogonalConv2d: _orthogonal_conv,
+    forms.OrthogonalResidualConv2d: _orthogonal_residual,
+    forms.GeneralLinear: _general,
+    forms.GeneralConv2d: _general,
+    forms.SandwichLinear: _sandwich_linear,
+    forms.SandwichConv2d: _sandwich_conv,
+    head.NormalizedHead: _head,
+    head.FirstLogits: lambda layer: [flexible(foreign.take_channels, 0, layer.num_classes, 1)],
+    activation.MaxMin: lambda layer: [ops.GroupSort(2, inner_axis(layer.dim), True)],
+    activation.GroupSort: lambda layer: [ops.GroupSort(layer.group_size, inner_axis(layer.dim))],
+    activation.Householder: _householder,
+    activation.Abs: lambda layer: [Function("abs")],
+    shape.Pixelwise: _pixelwise,
+    shape.PadChannels: lambda layer: [flexible(foreign.pad_channels, layer.channels, layer.dim)],
+    shape.TakeChannels: lambda layer: [flexible(foreign.take_channels, layer.first, layer.count, layer.dim)],
+    shape.PadImage: lambda layer: [flexible(foreign.pad_image, layer.multiple)],
+    shape.SpaceToDepth: lambda layer: [flexible(foreign.space_to_depth, layer.block)],
+    shape.ScaledAvgPool2d: _pool,
+    shape.L2Pool2d: _l2_pool,
+    shape.Center: _center,
+    shape.Normalize: lambda layer: [ops.Normalize(layer.mean, layer.std)],
+    shape.Scale: lambda layer: [ops.Scale(layer.factor)],
+}

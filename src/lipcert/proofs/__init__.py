@@ -1,1 +1,0 @@
-"""Proofs about what is stored: module → operation with a verified constant, its rounding, lower bounds, audit."""

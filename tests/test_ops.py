@@ -1,0 +1,334 @@
+"""What a hostile review of the ops found: claims that were not true, and exceptions that should be others."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+import lipcert as lc
+from lipcert import check
+from lipcert.certified import ops
+from lipcert.certified.certificate import write_certificate
+from lipcert.certified.filtered import FilteredClassifier
+from lipcert.certified.freeze import freeze, prove
+from lipcert.certified.network import Network, Node
+from lipcert.certified.op import Op, Proof
+from lipcert.certified.records import Records, rebuild
+from lipcert.verified.rounding import U32
+
+
+def refused_or_at_least(model, shape, true):
+    """The claimed constant is true, or nothing is claimed."""
+    try:
+        claimed = prove(model, shape).lipschitz
+    except lc.NotCertified:
+        return
+    assert claimed >= true * (1 - 1e-12), f"claimed {claimed}, true {true}"
+
+
+# --- 1. False constants ---
+
+
+def test_softplus_with_a_threshold():
+    # torch's Softplus is x where βx > threshold: with threshold 0 it jumps from log 2 to 0. Claimed: L = 1.
+    module = nn.Softplus(threshold=0.0).double()
+    x = torch.tensor([[0.0], [1e-9]], dtype=torch.float64)
+    y = module(x)
+    refused_or_at_least(module, (1,), float((y[1] - y[0]).abs() / 1e-9))
+
+
+def test_softplus_radius():
+    # certify gives 0.1549, but the model as passed answers another class at distance 1e-6.
+    model = nn.Sequential(nn.Softplus(threshold=0.0)).double()
+    x = torch.tensor([[0.0, -0.5]], dtype=torch.float64)
+    try:
+        radius = float(lc.certify(model, x).radii)
+    except lc.NotCertified:
+        return
+    moved = torch.tensor([[1e-6, -0.5]], dtype=torch.float64)
+    assert radius <= 1e-6 or model(moved).argmax() == model(x).argmax()
+
+
+@pytest.mark.parametrize("padding", [(-1, 1), (1, -1)])
+def test_circular_padding_that_crops(padding):
+    # torch crops first and wraps what is left: [x1, x1], norm √2. Claimed: 1, and freeze computes [x1, x0].
+    module = nn.CircularPad1d(padding)
+    matrix = module(torch.eye(2, dtype=torch.float64)[:, None])[:, 0].T
+    refused_or_at_least(module, (1, 2), float(torch.linalg.matrix_norm(matrix, 2)))
+
+
+@pytest.mark.parametrize("factor", [41, 47, 55, 61])
+def test_nearest_upsampling_in_float32(factor):
+    # torch computes ⌊o·(1/factor)⌋ in float32, so that an entry is copied factor + 1 times.
+    module = nn.Upsample(scale_factor=factor)
+    copies = module(torch.arange(3.0)[None, None]).flatten().long().bincount()
+    refused_or_at_least(module, (1, 3), math.sqrt(int(copies.max())))
+
+
+class Mine(Op):
+    op = "mine"
+
+    def forward(self, x):
+        return 100 * x
+
+    def constant(self):
+        return 1.0
+
+    def prove(self, shape, block=None):
+        return Proof(shape, 1.0, "exact")
+
+
+class Steeper(ops.Linear):
+    def forward(self, x):
+        return 100 * super().forward(x)
+
+
+@pytest.mark.parametrize("op", [Mine(), Steeper(torch.eye(2), None)])
+def test_an_op_of_the_user(op):
+    # A subclass of Op by anyone is PROVED by its own word, with the lower bound 100 beside the upper bound 1.
+    try:
+        report = lc.audit(nn.Sequential(op), (2,))
+    except lc.NotCertified:
+        return
+    assert report.layers[0].verdict != "PROVED" or report.lipschitz >= 100
+
+
+def test_constant_of_a_graph_with_an_idle_node():
+    # lipschitz_bound multiplies the constants of all nodes, also of one that is not on the path.
+    with pytest.raises((lc.NotCertified, ValueError)):
+        Network([Node("a", ops.Scale(0.001)), Node("b", ops.Function("relu"), ("input",))])
+
+
+# --- 2. False rounding bounds ---
+
+
+def grouped():
+    n, small = 1000, math.sqrt(0.98 * 2.0**-25)
+    weight, x = torch.zeros(2, n), torch.zeros(2 * n)
+    weight[0], x[:n] = small, small
+    weight[:, 0] = x[0] = 1
+    x[n] = 1 + 150 * 2.0**-23
+    exact = [
+        sum(Fraction(float(a)) * Fraction(float(b)) for a, b in zip(w, x[g * n : (g + 1) * n], strict=True))
+        for g, w in enumerate(weight)
+    ]
+    return Network([Node("a", ops.Linear(weight, None, 0, 2))]), x, exact
+
+
+def test_blocks_of_a_grouped_product():
+    # Dense._grouped sums one by one whatever the block, but sums() counts block + n/block: 4.1e-5 > 7.1e-6.
+    network, x, exact = grouped()
+    part = prove(network, (len(x),), dtype=torch.float32, block=64).parts[0]
+    computed = part.forward(x[None])[0]
+    error = math.hypot(*(float(Fraction(float(y)) - e) for y, e in zip(computed, exact, strict=True)))
+    assert error <= float(part.proof.error_bound(x.double().norm()[None], U32))
+
+
+def test_filter_contradicts_exact_arithmetic():
+    # The default FilteredClassifier answers 1 without falling back; exact arithmetic says 0.
+    network, x, exact = grouped()
+    answer = int(FilteredClassifier(network, (len(x),))(x[None]).predictions)
+    assert answer in (-1, int(exact[1] > exact[0]))
+
+
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [(ops.Select(((-1,),), 5.0e-45), 5.0e-45), (ops.Function("maximum", (5.0e-45,)), 5.0e-45)],
+)
+def test_casts_of_subnormal_numbers(op, value):
+    # cast_error is relative to the number, but float32 rounds it to a multiple of 2⁻¹⁴⁹.
+    part = prove(Network([Node("a", op)]), (1,), dtype=torch.float32).parts[0]
+    error = abs(Fraction(float(part.forward(torch.zeros(1, 1)))) - Fraction(value))
+    assert error <= Fraction(float(part.proof.error_bound(torch.zeros(1).double(), U32)))
+
+
+@pytest.mark.parametrize(
+    ("op", "x"),
+    [
+        (ops.Pool((((0, 1),),), ((1,),), 2.0**100), 2.0**59),
+        (ops.ResidualLinear(torch.full((1, 1), 2.0**40), torch.full((1,), 2.0**40), None, None, "relu"), 2.0**59),
+        (ops.Function("softplus", (1e-39,)), 0.0),
+    ],
+)
+def test_overflow_in_float32(op, x):
+    # The bound is finite, but what float32 computes is not.
+    part = prove(Network([Node("a", op)]), (1,), dtype=torch.float32).parts[0]
+    computed = part.forward(torch.tensor([[x]]))
+    bound = part.proof.error_bound(torch.tensor([x]).double(), U32)
+    assert bool(torch.isfinite(computed).all()) or not bool(torch.isfinite(bound).all())
+
+
+# --- 3. What runs is not what is proved ---
+
+
+def test_a_setting_that_changes_after_a_proof():
+    # The clone has the new stride and the old proof (the key has tensors only): 4.0 for a map of norm 12.26.
+    conv = nn.Conv2d(1, 1, 4, stride=4, bias=False)
+    nn.init.ones_(conv.weight)
+    network = freeze(conv)
+    prove(network, (1, 8, 8))
+    try:
+        network[0].stride = (1, 1)
+        proved = prove(network, (1, 8, 8))
+    except lc.NotCertified:
+        return
+    images = torch.eye(64, dtype=torch.float64).view(64, 1, 8, 8)
+    assert proved.lipschitz >= float(torch.linalg.matrix_norm(proved.run(images)[-1].flatten(1), 2))
+
+
+@pytest.mark.parametrize("change", ["axis", "order", "operator"])
+def test_settings_that_forward_does_not_read(change):
+    # forward keeps what was derived at construction (operator, moves); the clone that is proved does not.
+    network = Network([Node("a", ops.Linear(torch.randn(3, 3), None, 1))])
+    if change == "order":
+        network = Network([Node("a", ops.Rearrange((3, 3), (0, 1), (3, 3)))])
+    changed = {"order": (1, 0), "axis": 0, "operator": type(getattr(network[0], "operator", 0))(0)}
+    x = torch.randn(1, 3, 3)
+    try:
+        setattr(network[0], change, changed[change])
+        proved = prove(network, (3, 3))
+    except lc.NotCertified:
+        return
+    torch.testing.assert_close(network(x), proved.run(x.double())[-1].float())
+
+
+def test_a_hook_on_the_op_that_a_flexible_one_made():
+    # The network runs the made op with its hook; audit proves a clone without it.
+    network, x = freeze(nn.AvgPool2d(2)), torch.ones(1, 1, 4, 4)
+    network[0].at((1, 4, 4)).register_forward_hook(lambda module, inputs, output: 100 * output)
+    try:
+        proved = prove(network, (1, 4, 4))
+    except lc.NotCertified:
+        return
+    torch.testing.assert_close(network(x), proved.run(x.double())[-1].float())
+
+
+def test_freezing_a_frozen_network_copies_it():
+    # "A frozen network has no link to the one it came from": here both hold the same op.
+    first = freeze(nn.Linear(2, 2))
+    second = freeze(first)
+    before = second[0].weight.clone()
+    first[0].weight.mul_(7)
+    assert torch.equal(second[0].weight, before)
+
+
+# --- 4. Files ---
+
+
+def node(op, name="a", inputs=("input",), **fields):
+    return {"name": name, "inputs": list(inputs), "op": op, **fields, "lipschitz": "0x1p0"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tensors"),
+    [
+        ([node("normalize", mean="a.mean", std="a.std")], {"a.mean": torch.ones(()), "a.std": torch.ones(())}),
+        (
+            [node("batch_norm", mean="a.mean", variance="a.variance", weight=None, bias=None, eps="0x1p-3")],
+            {"a.mean": torch.ones(()), "a.variance": torch.ones(())},
+        ),
+        ([node("relu", name="forward", parameters=[])], {}),
+    ],
+)
+def test_records_that_raise_a_type_error(nodes, tensors):
+    with pytest.raises(ValueError, match=r"node|name"):
+        rebuild(Records(nodes, tensors, (3,)))
+
+
+def wide(count=4000):
+    branches = [f"n{i}" for i in range(count)]
+    return [
+        *(node("abs", name=name, parameters=[]) for name in branches),
+        node("combination", name="c", inputs=branches, weights="c.weights"),
+        node("select", name="s", inputs=["c"], indices=[[0, 1]], value="0x0p0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tensors", "shape"),
+    [
+        # 2¹⁹ rows of 2¹¹ entries between the two axes: 4 GB; up to 2³⁴ entries can be written
+        ([node("select", indices=[[0] * 2**19, [0]], value="0x0p0")], {}, (2**11, 2**11)),
+        # 2³² places as a list of Python
+        ([node("max_pool", windows=[[[0, 2**20, 1]] * 4096])], {}, (2**20,)),
+        ([node("l2_pool", windows=[[[0, 2**20, 1]] * 4096])], {}, (2**20,)),
+        # a matrix of 2³² entries, in forward and in prove
+        ([node("pool", windows=[[[0, 2**20]] * 4096], divisors=[[1] * 4096], factor="0x1p0")], {}, (2**20,)),
+        # 4000 branches of 2²³ entries that are held at once: 134 GB
+        (wide(), {"c.weights": torch.ones(4000)}, (2**23,)),
+    ],
+)
+def test_records_that_need_too_much(nodes, tensors, shape):
+    # They load; running or proving them hangs or allocates many GB. None of these ops has a ``room``.
+    with pytest.raises(ValueError, match=r"node|name"):
+        rebuild(Records(nodes, tensors, shape))
+
+
+@pytest.mark.parametrize("axis", [-2, -8, 5])
+def test_a_softmax_over_the_batch(axis):
+    # It loads, and the network mixes the examples of a batch (axis −2), or raises IndexError when it runs.
+    with pytest.raises(ValueError, match=r"node|name"):
+        rebuild(Records([node("softmax", axis=axis)], {}, (3,)))
+
+
+def test_a_combination_of_another_number_of_inputs():
+    # It loads and cannot run.
+    with pytest.raises(ValueError, match=r"node|name"):
+        rebuild(Records([node("combination", weights="a.weights")], {"a.weights": torch.ones(3)}, (3,)))
+
+
+# --- 5. The checker ---
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (
+            nn.Sequential(nn.Conv1d(1, 2, 5, 4, 2, padding_mode="circular"), nn.Flatten(), nn.Linear(4, 2)),
+            (1, 6),
+        ),
+        (nn.Sequential(nn.Linear(3, 3), nn.CELU(1e-35), nn.Linear(3, 3)), (3,)),
+        (nn.Sequential(nn.Conv1d(1, 1, 300, padding=150), nn.Flatten(), nn.Linear(11, 3)), (1, 10)),
+        (nn.Sequential(nn.Linear(2, 2), nn.Flatten(), nn.Linear(32, 3)), (2, 2, 2, 2, 2)),
+    ],
+)
+def test_what_is_written_can_be_checked(model, shape, tmp_path):
+    # The library certifies these and writes certificates that are outside its own format: Malformed.
+    network = freeze(model)
+    proved, images = prove(network, shape), torch.randn(3, *shape)
+    result = lc.certify(proved, images)
+    try:
+        path = write_certificate(tmp_path, proved, network, images, result)
+    except lc.NotCertified:
+        return
+    assert check.check(path).ok
+
+
+# --- 6. Other exceptions than NotCertified or ValueError ---
+
+
+@pytest.mark.parametrize("name", ["nodes", "names", "last_use", "input"])
+def test_names_of_children(name):
+    # KeyError or TypeError (ValueError for "input") from freeze and audit of an ordinary network.
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    assert len(freeze(model)) == 1
+
+
+def test_constants_that_overflow_in_a_sum():
+    # math.fsum raises OverflowError instead of giving ∞.
+    network = Network([Node("a", ops.Scale(1.7e308)), Node("c", ops.Combination(torch.ones(2)), ("a", "a"))])
+    assert lc.audit(network, (2,)).lipschitz == math.inf
+
+
+def test_lipschitz_bound_in_bfloat16():
+    # TypeError: numpy has no bfloat16, and the nodes of a frozen network are not cloned here.
+    assert lc.lipschitz_bound(freeze(nn.Linear(2, 2)).bfloat16()) > 0
+
+
+def test_a_stride_of_zero():
+    # ZeroDivisionError
+    with pytest.raises((lc.NotCertified, ValueError)):
+        prove(nn.AvgPool2d(2, stride=0), (1, 4, 4))
