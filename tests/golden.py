@@ -34,8 +34,9 @@ import torch
 from torch import Tensor, nn
 
 import lipcert as lc
+from lipcert.certified.freeze import prove
+from lipcert.certified.network import Proved
 from lipcert.models.presets import list_models
-from lipcert.proofs.audit import Chain, chain
 from lipcert.verified.rounding import U32, U64
 from table import HOSTILE, LAYERS, fit, inputs
 
@@ -67,21 +68,21 @@ def hostile_layer(name: str, kind: str) -> nn.Module:
 
 def proof_of(frozen: nn.Module, shape: tuple[int, ...], kind: str) -> Case:
     """What is proved of a frozen layer, and a hash of what is stored."""
-    case: Case = {"stored": digest(frozen.state_dict()), "parts": described(chain(frozen, shape), U64, U32)}
+    case: Case = {"stored": digest(frozen.state_dict()), "parts": described(prove(frozen, shape), U64, U32)}
     if kind in BLOCKED:
-        case["blocked"] = described(chain(frozen, shape, dtype=torch.float32, block=4), U32)
+        case["blocked"] = described(prove(frozen, shape, dtype=torch.float32, block=4), U32)
     return case
 
 
-def described(links: Chain, *units: float) -> list[Any]:
+def described(links: Proved, *units: float) -> list[Any]:
     norms = torch.tensor(NORMS, dtype=torch.float64)
     return [
         [
             part.op,
-            list(part.shape),
-            part.lipschitz.hex(),
-            part.method,
-            [[value.hex() for value in part.error_bound(norms, u).tolist()] for u in units],
+            list(part.proof.shape),
+            part.proof.lipschitz.hex(),
+            part.proof.method,
+            [[value.hex() for value in part.proof.error_bound(norms, u).tolist()] for u in units],
         ]
         for part in links.parts
     ]
@@ -90,6 +91,7 @@ def described(links: Chain, *units: float) -> list[Any]:
 def digest(tensors: dict[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
+        name = name.removeprefix("network.")
         found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         found.update(tensor.detach().contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
@@ -117,7 +119,7 @@ def certificate_of(name: str) -> Case:
     model = lc.create_model(name, image_shape=(1, 8, 8)).eval()
     images = torch.rand(8, 1, 8, 8)
     frozen = lc.freeze(model)
-    links = chain(frozen, (1, 8, 8))
+    links = prove(frozen, (1, 8, 8))
     with torch.no_grad():
         labels = frozen(images).argmax(dim=1)
     result = lc.certify(links, images, labels)
