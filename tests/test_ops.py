@@ -101,6 +101,25 @@ def test_constant_of_a_graph_with_an_idle_node():
         Network([Node("a", ops.Scale(0.001)), Node("b", ops.Function("relu"), ("input",))])
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "dilation"), [(3, 2, 1), (5, 2, 1), (5, 3, 1), (7, 2, 2), (8, 3, 1), (4, 2, 1)]
+)
+@pytest.mark.parametrize("bound", ["aol", "sll"])
+def test_a_circular_image_that_the_stride_does_not_divide(size, stride, dilation, bound):
+    # The witness of the stride was taken there: 1 was claimed for a map of norm 1.88 on 3×3.
+    layer = lc.ResidualConv2d(1, 2, 3, stride=stride, dilation=dilation, padding_mode="circular", bound=bound)
+    nn.init.ones_(layer.weight)
+    nn.init.constant_(layer.bias, 50.0)  # every neuron active
+    network = freeze(layer)
+    images = torch.eye(size**2, dtype=torch.float64).view(-1, 1, size, size)
+    try:
+        proved = prove(network, (1, size, size))
+    except lc.NotCertified:
+        return
+    moved = (proved.run(images)[-1] - proved.run(torch.zeros_like(images))[-1]).flatten(1)
+    assert proved.lipschitz >= float(torch.linalg.matrix_norm(moved, 2)) * (1 - 1e-12)
+
+
 # --- 2. False rounding bounds ---
 
 

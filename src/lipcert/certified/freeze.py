@@ -358,7 +358,8 @@ def _verified(
     weights = op.weights()
     value = math.inf
     if q is not None:
-        value = op.remember("witness", None, lambda: op.operator.witnessed(weights, gamma, q))
+        stride = op.operator.proved_stride(weights, None)
+        value = op.remember("witness", stride, lambda: op.operator.witnessed(weights, gamma, q, stride))
     if not value <= 1 + 2.0**-20:  # T did not come from this witness: another method may prove more
         other = op.operator.rho_without(weights, gamma, image)
         if not value <= other:

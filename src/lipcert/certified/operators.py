@@ -168,7 +168,11 @@ class Dense:
         """On what of the input's shape the proofs below depend."""
         return None
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray) -> float:
+    def proved_stride(self, weights: Weights, shape: Shape | None) -> Shape:
+        """The stride for which the proofs hold on an image of that shape; without one, that of the operator."""
+        return ()
+
+    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
         """ρ = λmax(WΓWᵀ) by row sums with the witness q."""
         if self.groups > 1:
             return convolution.conv_rho_weighted(self._kernel(weights), gamma, q, groups=self.groups)
@@ -396,8 +400,11 @@ class Conv:
         stride = self._placed(weights, shape)["stride"]
         return tuple(size // s for size, s in zip(shape[1:], stride, strict=True))
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray) -> float:
-        geometry: dict[str, Any] = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
+    def proved_stride(self, weights: Weights, shape: Shape | None) -> Shape:
+        return self.stride if shape is None else self._placed(weights, shape)["stride"]
+
+    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
+        geometry: dict[str, Any] = {"stride": stride, "dilation": self.dilation, "groups": self.groups}
         return convolution.conv_rho_weighted(array(weights[0]), gamma, q, **geometry)
 
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
@@ -501,7 +508,10 @@ class Circular:
         weight, rows, columns = (array(tensor) for tensor in weights)
         return rows, columns, weight
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray) -> float:
+    def proved_stride(self, weights: Weights, shape: Shape | None) -> Shape:
+        return ()
+
+    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
         return math.inf
 
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
