@@ -32,7 +32,7 @@ from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
 from lipcert.intact import require_intact
 from lipcert.layers import activation, forms, head, shape
-from lipcert.layers.contract import LipschitzLayer, require_finite, require_no_loop, require_vouched
+from lipcert.layers.contract import LipschitzLayer, require_finite, require_no_loop, require_stated
 from lipcert.layers.operators import Conv
 from lipcert.verified import convolution
 from lipcert.verified.rounding import float32_down
@@ -215,7 +215,7 @@ class _Graph:
         if kind in LAYERS:
             for part in module.modules():
                 if hasattr(part, "require_sound"):
-                    require_vouched(part, "require_sound")
+                    require_stated(part, "require_sound")
             require_finite(module)
             near = module if _on_cpu(module) else copy.deepcopy(module).cpu()
             with _evaluating(near), dead_as_in(_dtype(near)):
@@ -278,7 +278,7 @@ def _own(op: Op) -> Op:
             raise NotCertified("only the ops of lipcert are proved. Vouch for it with lipcert.register_rule.")
     if isinstance(op, Assumed):
         require_intact(op.module, tensors=False)
-        return _assumed(op.module, op.vouched, op.method)
+        return _assumed(op.module, op.declared, op.method)
     return op.clone()
 
 

@@ -269,7 +269,7 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     if any(other != shape for other in shapes):
         raise NotCertified(f"the branches that meet here must have one shape, but they have {shapes}.")
     if isinstance(step, Assumed):
-        step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.vouched, step.method)
+        step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
         step = step.at(shape)
         require_intact(step)

@@ -1125,9 +1125,9 @@ class Assumed(Op):
 
     op = "assumed"
 
-    def __init__(self, module: nn.Module, vouched: float, method: str) -> None:
+    def __init__(self, module: nn.Module, declared: float, method: str) -> None:
         super().__init__()
-        self.module, self.vouched, self.method = module, vouched, method
+        self.module, self.declared, self.method = module, declared, method
 
     def output_shape(self, shape: Shape) -> Shape:
         with torch.no_grad():
@@ -1146,10 +1146,10 @@ class Assumed(Op):
         raise NotImplementedError("the network copies what it does not understand")
 
     def constant(self) -> float:
-        return self.vouched
+        return self.declared
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
-        return Proof(self.output_shape(shape), self.vouched, self.method, None, self.vouched, assumed=True)
+        return Proof(self.output_shape(shape), self.declared, self.method, None, self.declared, assumed=True)
 
 
 def above(value: Fraction) -> float:

@@ -32,7 +32,7 @@ class LipschitzLayer(Fixed, abc.ABC):
 
     def lipschitz_bound(self) -> float:
         """The proved constant of this very object; ``NotCertified`` where nobody vouches for what it computes."""
-        require_vouched(self, "proved_constant")
+        require_stated(self, "proved_constant")
         require_finite(self)
         return _a_number(self.proved_constant(), self)
 
@@ -92,7 +92,7 @@ class BoundedLayer(LipschitzLayer):
         activation: SlopeRestricted | None = getattr(self, "activation", None)
         if activation is not None:
             check_activation(activation)
-        require_vouched(self.bound, "require_sound")
+        require_stated(self.bound, "require_sound")
         self.bound.require_sound()
         self.require_bound()
         if self.bound.size not in (None, self.columns().count):
@@ -128,7 +128,7 @@ def require_finite(module: nn.Module) -> None:
             )
 
 
-def require_vouched(part: nn.Module, method: str) -> None:
+def require_stated(part: nn.Module, method: str) -> None:
     """Raise ``NotCertified`` where someone else's code answers with our proof.
 
     A subclass made elsewhere may compute something else, and a hook certainly does: the subclass must

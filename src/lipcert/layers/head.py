@@ -16,7 +16,7 @@ from lipcert.algebra.gram import dense_columns
 from lipcert.algebra.scale import at_least_float32, no_autocast, tiny
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
-from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_vouched
+from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_stated
 from lipcert.layers.shape import TakeChannels
 
 
@@ -85,7 +85,7 @@ class NormalizedHead(LipschitzLayer):
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """‖w_i − w_j‖ of the unit rows, rounded up: how fast the margin between classes i and j can change."""
-        require_vouched(self, "pairwise_bound")
+        require_stated(self, "pairwise_bound")
         require_finite(self)
         with torch.no_grad():
             rows = self._unit_rows(self.weight.double())
@@ -117,7 +117,7 @@ class FirstLogits(TakeChannels):
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """√2 for each pair, rounded up, and 0 on the diagonal."""
-        require_vouched(self, "pairwise_bound")
+        require_stated(self, "pairwise_bound")
         up = math.nextafter(math.sqrt(2), 2.0)
         return up * (1 - torch.eye(self.num_classes, dtype=torch.float64))
 
