@@ -724,8 +724,8 @@ def test_a_killed_attack_goes_on_where_it_was(run_copy, uninterrupted, jobs):
 
 
 def children_of(pid):
-    file = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in file.read_text().split()] if file.exists() else []
+    files = Path(f"/proc/{pid}/task").glob("*/children")  # any thread may have started them
+    return [int(word) for file in files for word in file.read_text().split()]
 
 
 def alive(pid):

@@ -46,6 +46,8 @@ class Attack:
     """Of everything random."""
     jobs: int = 1
     """Processes, of one thread each; changes nothing but the time."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers run the processes instead; they must share the run folder."""
     restart: bool = False
     """Drop what an interrupted attack has finished, and begin anew."""
     json: bool = False
@@ -55,26 +57,44 @@ class Attack:
         import json
 
         from lipcert.attacks.evidence import contradictions, record_of
-        from lipcert.attacks.parts import Parts, attack_in_shards
-        from lipcert.attacks.shards import attackers
+        from lipcert.attacks.shards import attack_in_shards
         from lipcert.certified.certificate import as_inputs
+        from lipcert.jobs import Store, open_workers
         from lipcert.training.checkpoint import write_atomically, write_json
 
         radii, folder = self.checked(), self.run_folder
         network, images, claims, settings = prepare(self)
-        parts = Parts(
-            folder / "attack.parts", {**settings, "eps": list(radii)}, write=write_json, restart=self.restart
-        )
         inputs = as_inputs(images.images).numpy()
-        with attackers(network, self.jobs) as attacker, progress_with_eta() as show:
+        alone = self.jobs == 1 and self.cluster is None
+        with (
+            open_workers(self.jobs, self.cluster, folder) as workers,
+            Store(
+                folder / "attack.parts",
+                {**settings, "eps": list(radii)},
+                what="an unfinished attack",
+                write=write_json,
+                restart=self.restart,
+            ) as store,
+            progress_with_eta() as show,
+        ):
             rows, seconds = attack_in_shards(
-                inputs, claims, radii, self.method, self.seed, parts, attacker, everything=self.all, show=show
+                network,
+                inputs,
+                claims,
+                radii,
+                self.method,
+                self.seed,
+                store,
+                None if alone else workers,
+                write=write_json,
+                everything=self.all,
+                show=show,
             )
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         record = record_of(settings, rows, self.command(), seconds)
         write_atomically(folder / "attack.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
         write_json(folder / "attack.json", record)
-        parts.remove()
+        store.remove()
         if self.json:
             print(json.dumps(record, indent=2))
         else:
@@ -93,7 +113,7 @@ class Attack:
         words = ["lipcert", "attack", where]
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name in ("run_folder", "jobs", "restart", "json") or value == one.default:
+            if one.name in ("run_folder", "jobs", "cluster", "restart", "json") or value == one.default:
                 continue
             words.append(f"--{one.name.replace('_', '-')}")
             words += [] if value is True else [str(v) for v in (value if isinstance(value, tuple) else [value])]
