@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import lipcert as lc
-from lipcert.experiments.plan import Comparison, finals, slug, sweep
+from lipcert.experiments.comparison import Comparison, finals, slug, sweep
+from lipcert.experiments.plan import Failed, Job, diverged, run
 from lipcert.experiments.results import RADII, read_run, spread
-from lipcert.experiments.runner import Failed, diverged, run_all
+from lipcert.jobs import open_workers
 from lipcert.models.presets import model_spec
 from lipcert.reports.tables import latex, markdown_table
 from lipcert.training.checkpoint import save_weights
@@ -36,7 +37,7 @@ def rows_of(out):
 
 def test_every_run_has_its_budget_its_best_rate_and_its_certificate(finished):
     out, printed = finished
-    cost = {row["method"]: row["step_seconds"] for row in json.loads((out / "cost.json").read_text())["rows"]}
+    cost = {row["model"]: row["step_seconds"] for row in json.loads((out / "cost.json").read_text())["rows"]}
     rates = {row["method"]: row for row in json.loads((out / "rates.json").read_text())["rows"]}
     rows = rows_of(out)
     assert [row["method"] for row in rows] == ["sll", "orthogonal"]
@@ -45,7 +46,7 @@ def test_every_run_has_its_budget_its_best_rate_and_its_certificate(finished):
         tried = rates[method]["certified 36/255"]
         assert set(tried) == {"0.001", "0.01"}
         assert tried[str(row["learning_rate"])] == max(tried.values())
-        assert row["steps"] == max(1, int(0.4 / cost[method]))
+        assert row["steps"] == max(1, int(0.4 / cost[f"{method}_nano"]))
         for seed in range(2):
             folder = out / f"runs/digits-{method}-{seed}"
             config = json.loads((folder / "config.json").read_text())
@@ -85,8 +86,8 @@ def test_a_killed_comparison_gives_the_same_rows(tmp_path):
     for folder in (whole, parts):
         folder.mkdir()
         settings = Comparison(methods=("sll",), size="nano", seeds=1, learning_rates=(0.01,), seconds=4)
-        (folder / "plan.json").write_text(json.dumps(settings.model_dump(mode="json")))
-        rows = [{"data": "digits", "method": m, "step_seconds": 0.08} for m in settings.methods]
+        (folder / "settings.json").write_text(json.dumps(settings.model_dump(mode="json")))
+        rows = [{"data": "digits", "model": "sll_nano", "step_seconds": 0.08, "forward_seconds": 0.001}]
         (folder / "cost.json").write_text(json.dumps({"rows": rows}))  # equal costs, so equal steps in both
     process = subprocess.Popen(
         [sys.executable, "-m", "lipcert", "compare", *words, "--out", str(parts)], env=ENVIRONMENT
@@ -124,14 +125,20 @@ def running():
             continue
 
 
+DIGITS = {"digits": {"train": 1400, "test": 397}, "nowhere.npz": {"train": 1, "test": 1}}
+
+
 def test_a_divergence_is_a_result_and_a_failure_is_not(tmp_path):
     plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, learning_rates=(0.01,))
     (job,) = finals(plan, {("digits", "sll"): 20}, {("digits", "sll"): 1e38})
-    run_all([job], tmp_path)
-    assert diverged(tmp_path / job.name)
-    missing = job.__class__("missing", job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01}))
-    with pytest.raises(Failed, match=r"missing: lipcert train must finish.*nowhere"):
-        run_all([missing], tmp_path)
+    heard = []
+    with open_workers(1, None, tmp_path) as workers:
+        run([job], tmp_path, workers, DIGITS, lambda done, total, note="", log=False: heard.append(note))
+        assert diverged(tmp_path, job)
+        assert "runs/digits-sll-0 diverged, 1 of 1 runs" in heard
+        config = job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01})
+        with pytest.raises(Failed, match=r"missing: lipcert train failed.*nowhere"):
+            run([Job("missing", config)], tmp_path, workers, DIGITS, lambda *heard, **more: None)
 
 
 def test_rows_that_contradict_each_other_are_refused(tmp_path):

@@ -13,16 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from lipcert.experiments.accuracies import epoch_seconds, note_interrupted
-from lipcert.experiments.budget import Cost, estimate, paper_seconds
-from lipcert.experiments.paper import ACCURACY, OFFSETS, PAPER, RADII, SIZES, record_row
+from lipcert.experiments.paper import PAPER as ALL
+from lipcert.experiments.plan import Cost, expected
+from lipcert.experiments.reproduce import SIZES as IMAGES
+from lipcert.experiments.reproduce import epoch_seconds, note_interrupted, paper_seconds, parameters, record_row
 from lipcert.experiments.results import read_run
-from lipcert.experiments.scales import Settings, planned, scale_of, scaled
-from lipcert.experiments.untrained import parameters
+from lipcert.experiments.scales import RADII, Settings, planned, scale_of, scaled
+from lipcert.jobs import Store
 from lipcert.reports.paper_latex import latex_table
 from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 from lipcert.training.config import TrainConfig
 
+PAPER, OFFSETS, SIZES = ALL.tables, ALL.offsets, ALL.sizes
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 SOURCE = Path(__file__).parents[2] / "shared" / "paper.tex"
 TRAINED = ("table1", "table2", "table5", "offsets", "corrected")
@@ -61,7 +63,7 @@ def test_every_row_of_the_paper_is_there():
 @pytest.mark.parametrize("name", ["table1", "table2", "offsets", "corrected", "table5"])
 def test_printed_accuracy_falls_with_the_radius(name):
     for row in PAPER[name].rows:
-        shares = [number for number in row.numbers[: len(ACCURACY)] if number is not None]
+        shares = [number for number in row.numbers[:5] if number is not None]
         if name == "table1":
             shares = [number for number in row.numbers[:5] if number is not None]
         assert shares == sorted(shares, reverse=True), row
@@ -200,16 +202,18 @@ def test_parameters_without_numbers():
 
 def test_the_stated_time_counts_what_is_left(tmp_path):
     row = planned(Settings("table1", "quick", 2, None))[-1]
-    costs = {("digits", "sll_nano"): Cost(0.1, 0.001)}
-    both = estimate(tmp_path, row.jobs, costs, 1, None)
-    assert both.trainings == 2
-    assert both.cpu == both.clock == pytest.approx(2 * (4 + 90 * 0.1 + 4 + 1.3 * 397 * 0.001))
-    assert estimate(tmp_path, row.jobs, costs, 2, None).clock == pytest.approx(both.cpu / 2)
+    costs = {("digits", "sll_nano"): Cost("digits", "sll_nano", 1.0, 0.01)}
+    run = 4 + 90 * 1.0 + 4 + 1.3 * 397 * 0.01
+    both = expected(tmp_path, row.jobs, costs, IMAGES, 1)
+    assert both.startswith("2 trainings, certify: ")
+    assert f"{2 * run / 60:.0f} minutes of CPU time, {2 * run / 60:.0f} minutes with 1 at a time" in both
+    assert f"{run / 60:.0f} minutes with 2 at a time" in expected(tmp_path, row.jobs, costs, IMAGES, 2)
     folder = tmp_path / row.jobs[0].name
     folder.mkdir(parents=True)
     for name in ("summary.json", "certified.jsonl"):
         (folder / name).write_text("{}")
-    assert estimate(tmp_path, row.jobs, costs, 1, None).cpu == pytest.approx(both.cpu / 2)
+    assert f"1 training, certify: about {run / 60:.0f} min" in expected(tmp_path, row.jobs, costs, IMAGES, 1)
+    assert expected(tmp_path, row.jobs[:1], costs, IMAGES, 1) == "nothing left to run"
     jobs = [job for row in planned(Settings("table1", "full", 3, None)) for job in row.jobs]
     assert paper_seconds(jobs) == 3 * 1000 * (20 + 35 + 55 + 105)
 
@@ -217,17 +221,18 @@ def test_the_stated_time_counts_what_is_left(tmp_path):
 def test_the_seconds_of_a_continued_training_are_not_reported(tmp_path):
     settings = Settings("table1", "full", 3, None)
     first, second, _ = planned(settings)[-1].jobs
-    for job in (first, second):
-        folder = tmp_path / job.name
-        folder.mkdir(parents=True)
-        (folder / "state.pt").touch()
-        if job is second:  # finished in one process
-            (folder / "summary.json").write_text('{"this_process": {"seconds": 105000.0}}')
-    note_interrupted(tmp_path, [first, second])
-    (tmp_path / first.name / "summary.json").write_text('{"this_process": {"seconds": 50.0}}')
-    note_interrupted(tmp_path, [first, second])  # what was noted stays
-    assert epoch_seconds(settings, first, tmp_path, {}) is None
-    assert epoch_seconds(settings, second, tmp_path, {}) == 105
+    with Store(tmp_path / "out", {}, what="a table", write=lambda path, v: path.write_text(json.dumps(v))) as store:
+        for job in (first, second):
+            folder = store.folder / job.name
+            folder.mkdir(parents=True)
+            (folder / "state.pt").touch()
+            if job is second:  # finished in one process
+                (folder / "summary.json").write_text('{"this_process": {"seconds": 105000.0}}')
+        note_interrupted(store, [first, second])
+        (store.folder / first.name / "summary.json").write_text('{"this_process": {"seconds": 50.0}}')
+        note_interrupted(store, [first, second])  # what was noted stays
+        assert epoch_seconds(settings, first, store, {}) is None
+        assert epoch_seconds(settings, second, store, {}) == 105
 
 
 # The layout
@@ -259,7 +264,7 @@ def fabricated(name):
         "side_by_side": table.side_by_side,
         "rows": rows,
         "scaled": scaled(settings),
-        "notes": list(table.notes),
+        "notes": ALL.notes_of(name),
     }
 
 
@@ -414,7 +419,7 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
     trained = (out / "runs/digits-sll-nano-0/state.pt").stat().st_mtime_ns
     result = command(*words)
     assert result.returncode == 0, result.stderr
-    assert "1 training " in result.stderr
+    assert "1 training," in result.stderr
     assert (out / "runs/digits-sll-nano-0/state.pt").stat().st_mtime_ns == trained
     assert without_seconds(record_of(out)) == without_seconds(record_of(finished[0]))
 
@@ -422,7 +427,7 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
 def test_a_diverged_seed_is_left_out_and_said(finished, tmp_path):
     out = tmp_path / "diverged"
     shutil.copytree(finished[0], out)
-    (out / "runs/digits-sll-nano-1/diverged.json").write_text("{}")
+    (out / "jobs/runs/digits-sll-nano-1.diverged.json").write_text("{}")
     result = command("table1", "--scale", "quick", "--seeds", "2", "--out", str(out))
     assert result.returncode == 0, result.stderr
     mine = record_of(out)["rows"][-1]

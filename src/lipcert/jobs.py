@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 T = TypeVar("T")
 Write = Callable[[Path, Any], object]  # a JSON value into that file, whole or not at all
@@ -243,9 +243,22 @@ def _abandoned() -> bool:
     return task is None or task.state == "cancelled"
 
 
+@contextmanager
+def locked_log(path: Path) -> Iterator[TextIO]:
+    """The log of a job, open to append, for one job at a time.
+
+    The processes that write to it hold its lock, too. When a worker is lost, a process that it started may still be
+    saving its state: whoever continues the job waits here until that process has left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as log:
+        _lock(log.fileno(), path, seconds=120)
+        yield log
+
+
 def call(
     words: Sequence[str],
-    log: Path,
+    log: TextIO,
     *,
     function: Callable[..., object] | None = None,
     arguments: Sequence[object] = (),
@@ -254,35 +267,29 @@ def call(
 ) -> tuple[int, str]:
     """Run ``lipcert WORDS``, or a picklable function, in a process of its own with so many threads.
 
-    Its output is appended to ``log``. Two calls with one log run one after the other: when a machine is lost, the
-    process that it started may still be saving its state elsewhere.
-
     Returns:
-        The exit code, and the last line of the log.
+        The exit code, and the last line of the log, to which the output is appended.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        _lock(file.fileno(), log, seconds=120)  # the process inherits it with its standard output
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lipcert.jobs", *words],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            cwd=cwd,
-            start_new_session=True,  # Ctrl-C reaches the starter alone, which tells its processes to leave
-        )
-        assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:
-            pickle.dump((function, arguments), process.stdin)
-            process.stdin.flush()
-            while process.poll() is None:
-                if _abandoned():
-                    process.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL)
-        code = process.wait()
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lipcert.jobs", *words],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        cwd=cwd,
+        start_new_session=True,  # Ctrl-C reaches the starter alone, which tells its processes to leave
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:
+        pickle.dump((function, arguments), process.stdin)
+        process.stdin.flush()
+        while process.poll() is None:
+            if _abandoned():
+                process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL)
+    code = process.wait()
+    lines = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return code, lines[-1] if lines else ""
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from lipcert.attacks.attack import Method, attack
 from lipcert.attacks.evidence import Claims, Finding, rows_of, to_attack
-from lipcert.jobs import KEPT, Store, Workers, Write, call, damaged
+from lipcert.jobs import KEPT, Store, Workers, Write, call, damaged, locked_log
 
 SHARD = 32
 
@@ -112,12 +112,13 @@ def _attack_all(
 
 
 def _run_group(shards: Sequence[Shard], network: nn.Module, folder: Path, write: Write) -> None:
-    code, last = call(
-        ["attack", *(shard.name for shard in shards)],
-        folder / f"{shards[0].name}.log",
-        function=_attack_group,
-        arguments=(network, shards, folder, write),
-    )
+    with locked_log(folder / f"{shards[0].name}.log") as log:
+        code, last = call(
+            ["attack", *(shard.name for shard in shards)],
+            log,
+            function=_attack_group,
+            arguments=(network, shards, folder, write),
+        )
     if code != 0:
         raise OSError(
             f"a process of the attack died with exit code {code}, perhaps for lack of memory ({last}); {KEPT}"
