@@ -29,60 +29,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-T = TypeVar("T")
-Write = Callable[[Path, Any], object]  # a JSON value into that file, whole or not at all
+from lipcert.files import locked, try_lock, write_json
 
+T = TypeVar("T")
 KEPT = "what is done is kept; run the same command again to continue"
 POLL = 0.5  # seconds between two looks at a process
+PATIENCE = 120.0  # seconds that a process may take to save its state and leave
 SETTINGS = "settings.json"
 
 
 class Store:
-    """A folder of finished work with the settings it was made with, for one process at a time.
+    """A folder of finished work, one JSON object per file. Made by ``open_store``."""
 
-    Args:
-        folder: new, empty, or a store with the same settings, which is continued.
-        settings: all that decides the results, as JSON.
-        what: what the folder holds, for messages: "a comparison".
-        restart: delete a store with whatever settings first.
-
-    Raises:
-        ValueError: for other settings, another kind of folder, or one that another process works in.
-    """
-
-    def __init__(
-        self, folder: Path, settings: Mapping[str, Any], *, what: str, write: Write, restart: bool = False
-    ) -> None:
-        self.folder, self._write = folder, write
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file; {what} needs a folder. Choose another name.")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(folder, os.O_RDONLY) if os.name == "posix" else -1
-        try:
-            _lock(self._descriptor, folder, seconds=0)
-            self._open(json.loads(json.dumps(settings)), what, restart)
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self, settings: dict[str, Any], what: str, restart: bool) -> None:
-        content = list(self.folder.iterdir())
-        if content and self.folder / SETTINGS not in content:
-            raise ValueError(f"{self.folder} holds files, but not {what}. Choose a new or empty folder.")
-        if restart:
-            for path in content:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        stored = self.load(SETTINGS)
-        if stored is None:
-            self.save(SETTINGS, settings)
-            return
-        for key in {**settings, **stored}:
-            old, new = stored.get(key), settings.get(key)
-            if old != new:
-                raise ValueError(
-                    f"{self.folder} holds {what} with {key} {old!r:.80}; got {new!r:.80}. Continue it with those "
-                    "settings, choose another folder, or add --restart to drop it."
-                )
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def load(self, name: str) -> dict[str, Any] | None:
         """The JSON object of a file, or None if there is no such file."""
@@ -98,21 +58,48 @@ class Store:
         raise damaged(path)
 
     def save(self, name: str, content: Mapping[str, Any]) -> None:
-        self._write(self.folder / name, content)
+        write_json(self.folder / name, content)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
-    def __enter__(self) -> Store:
-        return self
+@contextmanager
+def open_store(folder: Path, settings: Mapping[str, Any], *, what: str, restart: bool = False) -> Iterator[Store]:
+    """The store in ``folder``, for this process alone.
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    Args:
+        folder: new, empty, or a store with the same settings, which is continued.
+        settings: all that decides the results, as JSON.
+        what: what the folder holds, for messages: "a comparison".
+        restart: delete a store with whatever settings first.
+
+    Raises:
+        ValueError: for other settings, another kind of folder, or one that another process works in.
+    """
+    if folder.exists() and not (folder / SETTINGS).is_file() and (not folder.is_dir() or _content(folder)):
+        raise ValueError(f"{folder} is not empty and does not hold {what}. Choose a new or empty folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    store, now = Store(folder), json.loads(json.dumps(settings))
+    with locked(folder):
+        if restart:
+            for path in _content(folder):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not (folder / SETTINGS).is_file():
+            store.save(SETTINGS, now)
+        stored = store.load(SETTINGS) or {}
+        for key in {**now, **stored}:
+            old, new = stored.get(key), now.get(key)
+            if old != new:
+                raise ValueError(
+                    f"{folder} holds {what} with {key} {old!r:.80}; got {new!r:.80}. Continue it with those settings, "
+                    "choose another folder, or add --restart to drop it."
+                )
+        yield store
+
+
+def _content(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != ".lock"]
 
 
 def damaged(path: Path) -> ValueError:
@@ -251,8 +238,12 @@ def locked_log(path: Path) -> Iterator[TextIO]:
     saving its state: whoever continues the job waits here until that process has left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + PATIENCE
     with path.open("a", encoding="utf-8") as log:
-        _lock(log.fileno(), path, seconds=120)
+        while not try_lock(log.fileno()):
+            if time.monotonic() > end:
+                raise ValueError(f"another process still works on {path}. Wait until it has finished, or stop it.")
+            time.sleep(POLL / 5)
         yield log
 
 
@@ -291,25 +282,6 @@ def call(
     code = process.wait()
     lines = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return code, lines[-1] if lines else ""
-
-
-def _lock(descriptor: int, name: Path, *, seconds: float) -> None:
-    """Lock an open file until all copies of its descriptor are closed, even those of child processes."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise ValueError(f"another process is working on {name}. Wait until it has finished.") from None
-            time.sleep(POLL / 5)
-        except OSError:  # a file system without locks
-            return
 
 
 def _leave_with_starter() -> None:

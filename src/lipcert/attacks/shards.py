@@ -22,7 +22,8 @@ from torch import nn
 
 from lipcert.attacks.attack import Method, attack
 from lipcert.attacks.evidence import Claims, Finding, rows_of, to_attack
-from lipcert.jobs import KEPT, Store, Workers, Write, call, damaged, locked_log
+from lipcert.files import write_json
+from lipcert.jobs import KEPT, Store, Workers, call, damaged, locked_log
 
 SHARD = 32
 
@@ -50,7 +51,6 @@ def attack_in_shards(
     store: Store,
     workers: Workers | None,
     *,
-    write: Write,
     everything: bool,
     show: Callable[[int, int, int], object],
 ) -> tuple[list[dict[str, Any]], float]:
@@ -58,7 +58,6 @@ def attack_in_shards(
 
     Args:
         workers: whose processes share the shards of a radius; None for this process alone.
-        write: how a process stores a finished shard.
         show: hears (points done, all points, points that this call attacked).
     """
     torch.set_num_threads(1)  # sums in the same order, however many processes work
@@ -83,7 +82,7 @@ def attack_in_shards(
             show(settled + new, total, worked + new)
 
         tick()
-        _attack_all(network, missing, store.folder, workers, write, tick)
+        _attack_all(network, missing, store.folder, workers, tick)
         for shard in missing:
             settled, worked = settled + len(shard.indices), worked + len(shard.indices)
         for shard in shards:
@@ -99,25 +98,24 @@ def _attack_all(
     shards: Sequence[Shard],
     folder: Path,
     workers: Workers | None,
-    write: Write,
     tick: Callable[[], object],
 ) -> None:
     """Fill the files of all shards. Each process takes every n-th, since it takes seconds to start one."""
     if workers is None:
-        _attack_group(network, shards, folder, write, tick)
+        _attack_group(network, shards, folder, tick)
     elif shards:
         groups = [shards[start :: workers.slots] for start in range(min(workers.slots, len(shards)))]
-        workers.run(partial(_run_group, network=network, folder=folder.resolve(), write=write), groups, tick=tick)
+        workers.run(partial(_run_group, network=network, folder=folder.resolve()), groups, tick=tick)
     tick()
 
 
-def _run_group(shards: Sequence[Shard], network: nn.Module, folder: Path, write: Write) -> None:
+def _run_group(shards: Sequence[Shard], network: nn.Module, folder: Path) -> None:
     with locked_log(folder / f"{shards[0].name}.log") as log:
         code, last = call(
             ["attack", *(shard.name for shard in shards)],
             log,
             function=_attack_group,
-            arguments=(network, shards, folder, write),
+            arguments=(network, shards, folder),
         )
     if code != 0:
         raise OSError(
@@ -129,13 +127,12 @@ def _attack_group(
     network: nn.Module,
     shards: Sequence[Shard],
     folder: Path,
-    write: Write,
     tick: Callable[[], object] = lambda: None,
 ) -> None:
     torch.set_num_threads(1)
     for shard in shards:
         if not _file(folder, shard).is_file():  # a lost worker may have finished some
-            write(_file(folder, shard), attack_shard(network, shard))
+            write_json(_file(folder, shard), attack_shard(network, shard))
         tick()
 
 

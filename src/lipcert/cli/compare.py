@@ -66,7 +66,7 @@ def say(title: str) -> Callable[[str], None]:
 
 def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Accuracy, attacked accuracy and cost of each data set: title, header, lines."""
-    from lipcert.experiments.results import RADII
+    from lipcert.records import RADII
 
     made = []
     for data in dict.fromkeys(row.data for row in rows):

@@ -26,16 +26,18 @@ class Report:
     def run(self) -> int:
         import json
 
-        from lipcert.cli.certify import progress_bar
-        from lipcert.reports.runs import load_runs
+        from lipcert.cli.common import progress
+        from lipcert.records import distinct_names
         from lipcert.reports.write import write_report
+        from lipcert.runs import Run
 
         alone = len(self.run_folders) == 1
         out = self.out or (self.run_folders[0] if alone else Path()) / "report.html"
         if out.suffix != ".html":
-            raise ValueError(f"--out must name an .html file; got {out}. Add .html.")
-        runs = load_runs(self.run_folders)
-        with progress_bar("reporting") as show:
+            raise ValueError(f"--out must name an .html file, got {out}.")
+        names = distinct_names(self.run_folders)
+        runs = [Run(folder, name) for folder, name in zip(self.run_folders, names, strict=True)]
+        with progress("reporting") as show:
             written = write_report(runs, out, show)
         if self.json:
             print(json.dumps(written.report, indent=1, ensure_ascii=False))

@@ -44,7 +44,6 @@ class Reproduce:
     """Print table.json instead of tables."""
 
     def run(self) -> int:
-        from functools import partial
         from textwrap import fill
 
         settings = self.settings()
@@ -52,17 +51,17 @@ class Reproduce:
         from lipcert.cli.common import emit, progress
         from lipcert.cli.compare import say
         from lipcert.experiments.reproduce import reproduce
+        from lipcert.files import write_text
         from lipcert.jobs import open_workers
         from lipcert.reports.paper_latex import latex_table
         from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
-        from lipcert.training.checkpoint import write_atomically
 
         out = Path("runs/reproduce") / self.table if self.out is None else self.out
         title = f"{self.table} at scale {self.scale}"
         with open_workers(self.jobs, self.cluster, out) as workers, progress("training steps") as show:
             record = reproduce(settings, out, workers, say=say(title), show=show, restart=self.restart)
         for name, content in (("table.md", markdown(record)), ("table.tex", latex_table(record))):
-            write_atomically(out / name, partial(Path.write_text, data=content, encoding="utf-8"))
+            write_text(out / name, content)
         notes = [fill(note, 80, subsequent_indent="  ") for note in footnotes(record)]
         files = f"As Markdown, LaTeX and JSON: {out}/table.md, .tex, .json"
         emit(record, self.json, *rich_tables(record), *notes, files)

@@ -12,14 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lipcert.certified.freeze import freeze
 from lipcert.data.registry import load_data
 from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
-from lipcert.experiments.cost import inference_seconds
+from lipcert.experiments.cost import inference_seconds, parameters
 from lipcert.experiments.plan import CERTIFY, Job, Show, Stage, diverged, expected, measure, run
-from lipcert.experiments.results import RADII, Spread, read_run, spread
-from lipcert.jobs import Store, Workers
-from lipcert.training.checkpoint import load_model, read_metrics, write_json
+from lipcert.experiments.results import Spread, checked, spread
+from lipcert.files import write_json
+from lipcert.jobs import Workers, open_store
+from lipcert.records import RADII, RunFolder
+from lipcert.runs import Run
 
 CHOSEN_BY = "certified 36/255"  # the field's headline number, on held-out training images
 
@@ -65,7 +66,7 @@ def compare(
     sizes = {data: {split: len(images) for split, images in splits.items()} for data, splits in both.items()}
     training = {data: splits["train"] for data, splits in both.items()}
     settings = plan.model_dump(mode="json")
-    with Store(out, settings, what="a comparison", write=write_json, restart=restart) as store:
+    with open_store(out, settings, what="a comparison", restart=restart) as store:
         keys = [(data, method) for data in plan.data for method in plan.methods]
         guess = dict.fromkeys(keys, plan.learning_rates[0])
         costs = measure(store, finals(plan, dict.fromkeys(keys, 1), guess), training, say)
@@ -94,7 +95,7 @@ def _chosen(plan: Comparison, out: Path, trials: list[Job]) -> dict[str, Any]:
     scores: dict[Key, dict[float, float]] = {}
     for job in trials:
         method = job.config.model.removesuffix(f"_{plan.size}")
-        score = -1.0 if diverged(out, job) else read_metrics(out / job.name)[-1][CHOSEN_BY]
+        score = -1.0 if diverged(out, job) else RunFolder(out / job.name).metrics[-1][CHOSEN_BY]
         scores.setdefault((job.config.data, method), {})[job.config.learning_rate] = score
     rows = [
         {"data": data, "method": method, "chosen": max(sorted(tried), key=tried.__getitem__), CHOSEN_BY: tried}
@@ -120,27 +121,29 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
         done = {method: folders for method, folders in done.items() if folders}
         inference = _inference(plan, data, {method: folders[0] for method, folders in done.items()}, out)
         for method, folders in done.items():
-            results = [read_run(folder) for folder in folders]
-            config = _json(folders[0] / "config.json")
-            names = [name for name in results[0].attacked if all(name in result.attacked for result in results)]
-            attacked = {name: [result.attacked[name] for result in results] for name in names}
+            results = [checked(folder) for folder in folders]
+            config = results[0].settings
+            attacks = [{row.eps: row for row in run.attacked.rows} if run.attacked else {} for run in results]
+            names = [eps for eps in attacks[0] if all(eps in attack for attack in attacks)]
             rows.append(
                 Row(
                     data=data,
                     method=method,
-                    learning_rate=config["learning_rate"],
-                    steps=config["steps"],
+                    learning_rate=config.learning_rate,
+                    steps=results[0].record.steps,
                     seeds=len(results),
                     diverged=sum(diverged(out, job) for job in runs[method]),
-                    natural=spread([result.natural for result in results]),
-                    certified={name: spread([result.certified[name] for result in results]) for name in RADII},
-                    attacked={name: spread([one.attacked for one in ones]) for name, ones in attacked.items()},
-                    attacked_natural=spread([one.natural for one in attacked[names[0]]]) if names else None,
-                    attack_examples=min((one.examples for ones in attacked.values() for one in ones), default=0),
-                    parameters=results[0].parameters,
+                    natural=spread([run.natural for run in results]),
+                    certified={
+                        name: spread([run.certified(eps) for run in results]) for name, eps in RADII.items()
+                    },
+                    attacked={name: spread([attack[name].attacked for attack in attacks]) for name in names},
+                    attacked_natural=spread([attack[names[0]].natural for attack in attacks]) if names else None,
+                    attack_examples=min((row.examples for attack in attacks for row in attack.values()), default=0),
+                    parameters=parameters(results[0].spec),
                     step_seconds=costs[data, f"{method}_{plan.size}"],
                     inference_seconds=inference[method],
-                    peak_bytes=max(result.peak_bytes for result in results),
+                    peak_bytes=max(run.record.peak_bytes for run in results),
                 )
             )
     return rows
@@ -151,7 +154,7 @@ def _inference(plan: Comparison, data: str, folders: Mapping[str, Path], out: Pa
     path = out / f"inference-{slug(data)}.json"
     stored = _json(path) if path.is_file() else {}
     if set(stored) != set(folders):
-        frozen = {method: freeze(load_model(folder)) for method, folder in folders.items()}
+        frozen = {method: Run(folder).frozen() for method, folder in folders.items()}
         test = load_data(data, "test", root=plan.data_root)
         stored = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
         write_json(path, stored)

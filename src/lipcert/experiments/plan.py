@@ -8,7 +8,6 @@ holds run folders and nothing else. Importing this loads no torch.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from lipcert.files import write_json
 from lipcert.jobs import KEPT, Store, Workers, call, locked_log
+from lipcert.records import RunFolder
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -42,27 +43,32 @@ class Failed(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """``lipcert COMMAND RUN FLAGS`` after the training, complete when ``file`` is there.
+    """``lipcert COMMAND RUN FLAGS`` after the training.
 
     It costs ``passes`` forward passes of each of the first ``images`` test images (None for all), shared by
     ``processes``.
     """
 
     command: str
-    file: str
     flags: tuple[str, ...] = ()
     passes: float = 0.0
     images: int | None = None
     processes: int = 1
+    method: str = ""
+    """Of an attack."""
+
+    def finished(self, run: RunFolder) -> bool:
+        files = {"certify": run.certified_file, "audit": run.audit_file, "attack": run.attack_file(self.method)}
+        return files[self.command].is_file()
 
 
-CERTIFY = Stage("certify", "certified.jsonl", passes=1.3)  # the bounds of rounding are the 0.3
-AUDIT = Stage("audit", "audit.json")
+CERTIFY = Stage("certify", passes=1.3)  # the bounds of rounding are the 0.3
+AUDIT = Stage("audit")
 
 
 def attack_stage(method: str, examples: int, *flags: str, processes: int = 1) -> Stage:
     words = ("--method", method, "--examples", str(examples), *flags, "--jobs", str(processes))
-    return Stage("attack", "attack.json", words, PASSES[method], examples, processes)
+    return Stage("attack", words, PASSES[method], examples, processes, method)
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,9 @@ class Job:
         """Whether it must be trained, and which stages must follow."""
         if diverged(out, self):
             return False, []
-        folder = out / self.name
-        return (
-            not (folder / "summary.json").is_file(),
-            [stage for stage in self.stages if not (folder / stage.file).is_file()],
-        )
+        run = RunFolder(out / self.name)
+        trained = run.exists and run.unfinished is None
+        return not trained, [stage for stage in self.stages if not stage.finished(run)]
 
 
 def diverged(out: Path, job: Job) -> bool:
@@ -163,11 +167,9 @@ def duration(seconds: float) -> str:
 
 
 def steps_done(out: Path, job: Job) -> int:
-    """Steps in the metrics of a run folder: whole epochs."""
-    from lipcert.training.checkpoint import read_metrics
-
-    rows = read_metrics(out / job.name)
-    return int(rows[-1]["step"]) if rows else 0
+    """Training steps that are saved."""
+    run = RunFolder(out / job.name)
+    return run.record.step if run.exists else 0
 
 
 # Running
@@ -202,18 +204,17 @@ def fill(job: Job, out: Path, cwd: str | None = None) -> None:
 
 
 def _train(job: Job, out: Path, log: TextIO, cwd: str | None) -> None:
-    from lipcert.training.checkpoint import write_json
-
-    folder, config = out / job.name, _beside(out, job, "config.json")
-    if (folder / "state.pt").is_file():
-        if json.loads((folder / "config.json").read_text(encoding="utf-8")) != job.config.model_dump(mode="json"):
+    run, config = RunFolder(out / job.name), _beside(out, job, "config.json")
+    folder = str(run.folder)
+    if run.state_file.is_file():
+        if run.config != job.config.model_dump(mode="json"):
             raise Failed(f"{folder} holds another run than the planned one. Choose another folder.")
-        words = ["train", "--resume", "--out", str(folder)]
+        words = ["train", "--resume", "--out", folder]
     else:
         shutil.rmtree(folder, ignore_errors=True)  # nothing was trained yet
         config.parent.mkdir(parents=True, exist_ok=True)
         write_json(config, job.config.model_dump())
-        words = ["train", "--config", str(config), "--out", str(folder)]
+        words = ["train", "--config", str(config), "--out", folder]
     code, last = call(words, log, cwd=cwd)
     if code == 1:
         write_json(_beside(out, job, "diverged.json"), {"message": last})

@@ -6,27 +6,23 @@ command. A killed table continues where it was; finished runs are not repeated, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import ImageData
 from lipcert.data.registry import load_data
 from lipcert.errors import DataNotFound
-from lipcert.experiments.cost import Times, time_test_set
+from lipcert.experiments.cost import Times, parameters, time_test_set
 from lipcert.experiments.paper import PAPER, PaperRow
 from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run
-from lipcert.experiments.results import read_run, spread
+from lipcert.experiments.results import checked, spread
 from lipcert.experiments.scales import Planned, Settings, planned, scale_of, scaled
-from lipcert.jobs import Store, Workers
-from lipcert.models.build import build
+from lipcert.jobs import Store, Workers, open_store
 from lipcert.models.presets import model_spec
-from lipcert.training.checkpoint import write_json
+from lipcert.records import RADII
 
 FORMAT = "lipcert-reproduce-1"
 CERTIFIED_AT_FULL = 256  # images of the certificate that is timed at full scale: it runs on the CPU
@@ -59,7 +55,7 @@ def reproduce(
         show: hears how many training steps are done.
     """
     paper = PAPER.tables[settings.table]
-    with Store(out, asdict(settings), what="a table", write=write_json, restart=restart) as store:
+    with open_store(out, asdict(settings), what="a table", restart=restart) as store:
         if paper.kind == "architectures":
             table = _architectures(settings)
         elif paper.kind == "inference":
@@ -112,7 +108,6 @@ def _accuracies(
     jobs = [job for row in rows for job in row.jobs if row.source not in missing]
     costs: dict[Key, Cost] = {}
     if settings.scale == "full":
-        note_interrupted(store, jobs)
         hours = paper_seconds(jobs) / 3600
         say(f"{len(jobs)} trainings: {hours:,.0f} hours by the paper's seconds per epoch, on its GPUs")
     elif jobs:
@@ -121,7 +116,7 @@ def _accuracies(
     training.clear()  # the processes read it themselves
     if jobs:
         run(jobs, store.folder, workers, SIZES, show)
-    made = [_accuracy_row(settings, store, row, costs, missing) for row in rows]
+    made = [_accuracy_row(settings, store.folder, row, costs, missing) for row in rows]
     paper, notes = PAPER.tables[settings.table], []
     if any(row["ours"] for row in made):
         form = "" if paper.varies == "training" else " with exponential scaling (Appendix D),"
@@ -159,24 +154,15 @@ def _first_table() -> tuple[PaperRow, ...]:
     return next(table.rows for table in PAPER.tables.values() if table.columns[-2:] == ("parameters", "seconds"))
 
 
-def note_interrupted(store: Store, jobs: Sequence[Job]) -> None:
-    """Remember which trainings are continued: the seconds of their last process are not those of the training."""
-    names = set((store.load("interrupted.json") or {"names": []})["names"])
-    for job in jobs:
-        if (store.folder / job.name / "state.pt").is_file() and job.missing(store.folder)[0]:
-            names.add(job.name)
-    store.save("interrupted.json", {"names": sorted(names)})
-
-
 def _accuracy_row(
-    settings: Settings, store: Store, row: Planned, costs: Mapping[Key, Cost], missing: Mapping[str, str]
+    settings: Settings, out: Path, row: Planned, costs: Mapping[Key, Cost], missing: Mapping[str, str]
 ) -> dict[str, Any]:
-    columns, out = PAPER.tables[settings.table].columns, store.folder
+    columns = PAPER.tables[settings.table].columns
     if not row.jobs or row.source in missing:
         return record_row(row.data, row.group, row.model, row.paper, columns, note=missing.get(row.source, ""))
     good = [job for job in row.jobs if not diverged(out, job)]
-    values = [_values(settings, store, job, costs) for job in good]
-    ours = {column: _spread([value[column] for value in values]) for column in columns} if values else None
+    values = [_values(settings, out, job, costs) for job in good]
+    ours = {column: asdict(spread([value[column] for value in values])) for column in columns} if values else None
     return record_row(
         row.data,
         row.group,
@@ -191,32 +177,21 @@ def _accuracy_row(
     )
 
 
-def _values(settings: Settings, store: Store, job: Job, costs: Mapping[Key, Cost]) -> dict[str, float | None]:
+def _values(settings: Settings, out: Path, job: Job, costs: Mapping[Key, Cost]) -> dict[str, float]:
     """The numbers of one run, in the units of the paper's columns."""
-    result = read_run(store.folder / job.name)
+    run = checked(out / job.name)
     if PAPER.tables[settings.table].kind == "attacked":
-        return {name: 100 * shares.attacked for name, shares in result.attacked.items()}
+        attack = run.attack_with(job.stages[-1].method)
+        return {row.eps: 100 * row.attacked for row in attack.rows} if attack else {}
+    seconds = run.record.seconds / job.config.epochs
+    if settings.scale != "full":  # measured steps: what else runs on a CPU does not count
+        seconds = costs[job.key].step_seconds * job.steps(SIZES) / job.config.epochs
     return {
-        "natural": 100 * result.natural,
-        **{name: 100 * share for name, share in result.certified.items()},
-        "parameters": result.parameters / 1e6,
-        "seconds": epoch_seconds(settings, job, store, costs),
+        "natural": 100 * (run.natural or 0),
+        **{name: 100 * (run.certified(radius) or 0) for name, radius in RADII.items()},
+        "parameters": parameters(run.spec) / 1e6,
+        "seconds": seconds,
     }
-
-
-def epoch_seconds(settings: Settings, job: Job, store: Store, costs: Mapping[Key, Cost]) -> float | None:
-    """Measured steps on a CPU; at full scale the clock of a training that was not interrupted."""
-    if settings.scale != "full":
-        return costs[job.key].step_seconds * job.steps(SIZES) / job.config.epochs
-    if job.name in (store.load("interrupted.json") or {})["names"]:
-        return None
-    summary = json.loads((store.folder / job.name / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["this_process"]["seconds"]) / job.config.epochs
-
-
-def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
-    numbers = [value for value in values if value is not None]
-    return asdict(spread(numbers)) if numbers else None
 
 
 def _commands(job: Job) -> dict[str, Any]:
@@ -227,12 +202,6 @@ def _commands(job: Job) -> dict[str, Any]:
 
 
 # The tables that train nothing
-
-
-def parameters(model: str) -> int:
-    """Of a named architecture for CIFAR-10, on the meta device: no memory, no numbers."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in build(model_spec(model)).parameters())
 
 
 def _architectures(settings: Settings) -> Table:
@@ -246,7 +215,9 @@ def _architectures(settings: Settings) -> Table:
         (name, [row.numbers[index] for row in paper.rows], [getattr(spec, field) for spec in specs])
         for index, (name, field) in enumerate(zip(paper.columns, fields, strict=True))
     ]
-    ours, printed = ([parameters(f"{kind}_{size}") / 1e6 for size in PAPER.sizes] for kind in ("sll", "sll_table3"))
+    ours, printed = (
+        [parameters(model_spec(f"{kind}_{size}")) / 1e6 for size in PAPER.sizes] for kind in ("sll", "sll_table3")
+    )
     lines.append(("Parameters (M), Table 1", [millions[name] for name in PAPER.sizes.values()], ours))
     lines.append(("… of the printed sizes", None, printed))
     rows = []

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lipcert.reports.runs import Run
+from lipcert.records import RunFolder as Run
 from lipcert.training.config import TrainConfig
 
 PACKAGES = ("lipcert", "torch", "numpy", "altair", "vl-convert-python", "jinja2")
@@ -22,14 +22,14 @@ def commands(run: Run, test_images: int | None) -> list[str]:
     if run.config is not None:
         lines.append(train_command(run.config, where))
     elif run.imported is not None:
-        lines.append(f"lipcert import {shlex.quote(str(run.imported.get('file', 'FILE')))} --out {where}")
-    if run.audit is not None:
+        lines.append(f"lipcert import {shlex.quote(run.imported.file)} --out {where}")
+    if run.audited is not None:
         lines.append(f"lipcert audit {where}")
     if run.examples is not None:
         some = test_images is not None and len(run.examples) < test_images
         lines.append(f"lipcert certify {where}" + (f" --examples {len(run.examples)}" if some else ""))
-    if run.attack is not None:
-        lines.append(run.attack.command)
+    if run.attacked is not None:
+        lines.append(run.attacked.command)
     if run.certificate is not None:
         lines.append(f"lipcert check {where}/certificate.json")
     return lines

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from lipcert.records import AttackRow
+from lipcert.records import RunFolder as Run
 from lipcert.reports.commands import commands, versions
 from lipcert.reports.network import Network
 from lipcert.reports.pictures import Pictures, TestData
-from lipcert.reports.records import AttackRow
-from lipcert.reports.runs import Run
 from lipcert.reports.verdict import status, verdict
 
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
@@ -48,13 +48,13 @@ def content(parts: list[tuple[Run, Network, TestData, Pictures]]) -> dict[str, A
 
 def radii_of(runs: list[Run]) -> dict[str, float]:
     """The usual radii and those that were attacked, ascending."""
-    names = {row.radius: row.eps for run in runs if run.attack for row in run.attack.rows}
+    names = {row.radius: row.eps for run in runs if run.attacked for row in run.attacked.rows}
     names |= {radius: eps for eps, radius in RADII.items()}
     return {names[radius]: radius for radius in sorted(names)}
 
 
 def attack_at(run: Run, radius: float) -> AttackRow | None:
-    rows = run.attack.rows if run.attack is not None else ()
+    rows = run.attacked.rows if run.attacked is not None else ()
     return next((row for row in rows if row.radius == radius), None)
 
 
@@ -66,7 +66,7 @@ def _run(
         "name": run.name,
         "folder": run.where,
         "data": run.data,
-        "model": run.model,
+        "model": run.model_name,
         "architecture": run.architecture,
         "parameters": network.parameters,
         "images": len(run.examples) if run.examples is not None else None,
@@ -75,7 +75,7 @@ def _run(
         "natural": run.natural,
         "certified": [run.certified(radius) for radius in radii.values()],
         "attacked": [row and row.model_dump() for row in rows],
-        "attack": run.attack and run.attack.model_dump(exclude={"rows", "format"}),
+        "attack": run.attacked and run.attacked.model_dump(exclude={"rows", "format"}),
         "median_radius": float(np.median(run.radii[run.correct])) if run.correct.any() else None,
         "curve": [run.certified(step / 255) for step in range(steps + 1)] if run.examples else [],
         "histogram": _histogram(run, steps / 255),
@@ -87,7 +87,7 @@ def _run(
         "images_missing": images.missing,
         "data_missing": data.missing,
         "commands": commands(run, data.count),
-        "config": run.config if run.config is not None else run.imported,
+        "config": run.config if run.config is not None else run.imported and run.imported.model_dump(),
         "sha256": run.sha256,
         "data_sha256": data.sha256,
     }
@@ -117,16 +117,16 @@ def _histogram(run: Run, largest: float) -> dict[str, Any] | None:
 
 
 def _audit(run: Run) -> dict[str, Any] | None:
-    if run.audit is None:
+    if run.audited is None:
         return None
-    record = run.audit.model_dump()
+    record = run.audited.model_dump()
     record["layers"] = [{key: _finite(value) for key, value in row.items()} for row in record["layers"]]
     return {key: _finite(value) for key, value in record.items()}
 
 
 def _layers(run: Run, network: Network) -> list[dict[str, Any]]:
     """Spectra beside what the audit proved; the share of the squared constant that is allowed, as an estimate."""
-    audited = {row.name: row for row in run.audit.layers} if run.audit is not None else {}
+    audited = {row.name: row for row in run.audited.layers} if run.audited is not None else {}
     found = []
     for spectrum in network.spectra:
         row = audited.get(spectrum.name)

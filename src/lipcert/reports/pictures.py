@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lipcert.data.registry import load_data
-from lipcert.reports.records import Example
-from lipcert.reports.runs import Run
+from lipcert.records import Example
+from lipcert.records import RunFolder as Run
 
 COUNT = 8  # of each kind
 
@@ -43,7 +43,7 @@ class Pictures:
 
 def test_data(run: Run) -> TestData:
     """The test set that the config names, if it is on this machine and is the one that was certified."""
-    stored = run.config or run.imported or {}
+    stored = run.config or {"data": run.data}
     name = stored.get("data")
     if not isinstance(name, str):
         return TestData(None, None, None, "the run does not say which data set it is about")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from lipcert.reports.runs import Run
+from lipcert.records import RunFolder as Run
 
 Status = Literal["proved", "assumed", "not audited", "not certified", "refuted"]
 NAMES = {"autoattack": "AutoAttack", "pgd": "PGD", "quick": "A quick attack"}
@@ -22,9 +22,9 @@ def status(run: Run) -> Status:
         return "refuted"
     if not run.examples:
         return "not certified"
-    if run.audit is None:
+    if run.audited is None:
         return "not audited"
-    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audit.layers) else "proved"
+    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audited.layers) else "proved"
 
 
 def verdict(run: Run) -> list[str]:
@@ -46,17 +46,17 @@ def _certified(run: Run) -> str:
 
 
 def _audited(run: Run) -> str:
-    if run.audit is None:
+    if run.audited is None:
         return f"The layers are not audited here: run lipcert audit {run.where}."
-    layers = run.audit.layers
+    layers = run.audited.layers
     bad = [layer for layer in layers if layer.verdict in ("REFUTED", "UNKNOWN")]
     if bad:
         return f"Layer {bad[0].name} ({bad[0].op}) is {bad[0].verdict}: nothing here may be relied on."
     assumed = [layer.name for layer in layers if layer.verdict == "ASSUMED"]
     how = f"proved, but {', '.join(assumed)} assumed on a user's word" if assumed else "proved"
     return (
-        f"All {len(layers)} layers are {how}; L\u00a0≤\u00a0{run.audit.backbone:.6g} before the last linear map, "
-        f"L\u00a0≤\u00a0{run.audit.lipschitz:.6g} for the whole."
+        f"All {len(layers)} layers are {how}; L\u00a0≤\u00a0{run.audited.backbone:.6g} before the last linear map, "
+        f"L\u00a0≤\u00a0{run.audited.lipschitz:.6g} for the whole."
     )
 
 
@@ -72,10 +72,10 @@ def _assumed(run: Run) -> list[str]:
 
 
 def _attacked(run: Run) -> str:
-    if run.attack is None or not run.attack.rows:
+    if run.attacked is None or not run.attacked.rows:
         return f"No attack has tested it yet: run lipcert attack {run.where}."
-    row, name = run.attack.rows[0], NAMES.get(run.attack.method, run.attack.method)
-    if run.attack.all:
+    row, name = run.attacked.rows[0], NAMES.get(run.attacked.method, run.attacked.method)
+    if run.attacked.all:
         told = f"{name} attacked every right answer among {row.examples:,} images and broke none that is certified."
     else:
         told = f"{name} attacked the right answers without a certificate among {row.examples:,} images."

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lipcert.files import atomic_file
+from lipcert.records import RunFolder as Run
 from lipcert.reports.content import content
 from lipcert.reports.figures import figures
 from lipcert.reports.markdown import markdown
@@ -21,8 +23,6 @@ from lipcert.reports.page import html
 from lipcert.reports.pictures import pictures, test_data
 from lipcert.reports.render import render
 from lipcert.reports.robustbench import robustbench_entry
-from lipcert.reports.runs import Run
-from lipcert.training.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def write_report(
     parts = []
     for done, run in enumerate(runs):
         show(done, total)
+        run.check()
         parts.append((run, examine(run), test_data(run), pictures(run)))
     report = content(parts)
     rendered = []
@@ -87,4 +88,5 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    write_atomically(path, lambda temporary: temporary.write_bytes(data))
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
