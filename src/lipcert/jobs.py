@@ -34,6 +34,7 @@ from lipcert.files import locked, try_lock, write_json
 T = TypeVar("T")
 KEPT = "what is done is kept; run the same command again to continue"
 POLL = 0.5  # seconds between two looks at a process
+ANSWER = 20.0  # seconds that a scheduler may take to answer
 PATIENCE = 120.0  # seconds that a process may take to save its state and leave
 SETTINGS = "settings.json"
 
@@ -92,8 +93,8 @@ def open_store(folder: Path, settings: Mapping[str, Any], *, what: str, restart:
             old, new = stored.get(key), now.get(key)
             if old != new:
                 raise ValueError(
-                    f"{folder} holds {what} with {key} {old!r:.80}; got {new!r:.80}. Continue it with those settings, "
-                    "choose another folder, or add --restart to drop it."
+                    f"{folder} holds {what} with {key} {old!r:.80}; got {new!r:.80}. Continue it with those "
+                    "settings, choose another folder, or add --restart to drop it."
                 )
         yield store
 
@@ -172,8 +173,8 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
     except ImportError:
         raise ValueError("--cluster needs Dask. Install it with: pip install 'lipcert[cluster]'") from None
     try:
-        client = dask.Client(cluster, timeout=20, set_as_default=False)
-        client.wait_for_workers(1, timeout=60)
+        client = dask.Client(cluster, timeout=ANSWER, set_as_default=False)
+        client.wait_for_workers(1, timeout=3 * ANSWER)
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
