@@ -50,3 +50,15 @@ def start_cluster(folder):
         for process in started:
             process.kill()
             process.wait()
+
+
+def children_of(pid):
+    files = Path(f"/proc/{pid}/task").glob("*/children")  # any thread may have started them
+    return [int(word) for file in files for word in file.read_text().split()]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

@@ -12,7 +12,7 @@ import pytest
 
 from counting import counting
 from lipcert.jobs import call, locked_log, open_store, open_workers
-from processes import start_cluster
+from processes import alive, children_of, start_cluster
 
 
 def wait_for(condition, seconds=120):
@@ -20,13 +20,6 @@ def wait_for(condition, seconds=120):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -194,12 +187,9 @@ def test_a_killed_worker_loses_nothing_that_was_done(cluster, tmp_path):
 
     def kill():
         if not killed and all((tmp_path / f"{name}.txt").exists() for name in "ab"):
-            killed.extend(pid for name in "ab" if parent_of(pid := first_pid(tmp_path, name)) == victim.pid)
+            killed.extend(children_of(victim.pid))
             victim.kill()
             victim.wait()
-
-    def first_pid(folder, name):
-        return int((folder / f"{name}.log").read_text().split()[0])
 
     with open_workers(1, address, tmp_path) as workers:
         workers.run(partial(counting, folder=str(tmp_path), pause=0.3), ["a", "b"], tick=kill)
@@ -208,7 +198,3 @@ def test_a_killed_worker_loses_nothing_that_was_done(cluster, tmp_path):
     assert rows_of(tmp_path) == {"a.txt": COUNTED, "b.txt": COUNTED}
     counted = [line for name in "ab" for line in (tmp_path / f"{name}.log").read_text().splitlines()]
     assert len({line.split()[0] for line in counted if "counted" in line}) == 3  # one job had to be continued
-
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

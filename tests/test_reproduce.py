@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from lipcert.experiments.cost import parameters
 from lipcert.experiments.paper import PAPER as ALL
 from lipcert.experiments.plan import Cost, expected
 from lipcert.experiments.reproduce import SIZES as IMAGES
-from lipcert.experiments.reproduce import epoch_seconds, note_interrupted, paper_seconds, parameters, record_row
-from lipcert.experiments.results import read_run
+from lipcert.experiments.reproduce import paper_seconds, record_row
 from lipcert.experiments.scales import RADII, Settings, planned, scale_of, scaled
-from lipcert.jobs import Store
+from lipcert.models.presets import model_spec
+from lipcert.records import RADII as EPS
+from lipcert.records import RunFolder, RunRecord
 from lipcert.reports.paper_latex import latex_table
 from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 from lipcert.training.config import TrainConfig
@@ -192,11 +194,11 @@ def test_plans_need_no_torch():
 
 
 def test_parameters_without_numbers():
-    ours = [round(parameters(f"sll_{size}") / 1e6, 1) for size in SIZES]
+    ours = [round(parameters(model_spec(f"sll_{size}")) / 1e6, 1) for size in SIZES]
     assert ours == [41.4, 78.8, 118.3, 236.4]
     table = [int(row.numbers[5]) for row in PAPER["table1"].rows if row.model in SIZES.values()]
     assert [int(count) for count in ours] == table  # the paper cuts, it does not round
-    as_printed = [int(parameters(f"sll_table3_{size}") / 1e6) for size in SIZES]
+    as_printed = [int(parameters(model_spec(f"sll_table3_{size}")) / 1e6) for size in SIZES]
     assert [a == b for a, b in zip(as_printed, table, strict=True)] == [True, True, False, False]
 
 
@@ -210,29 +212,12 @@ def test_the_stated_time_counts_what_is_left(tmp_path):
     assert f"{run / 60:.0f} minutes with 2 at a time" in expected(tmp_path, row.jobs, costs, IMAGES, 2)
     folder = tmp_path / row.jobs[0].name
     folder.mkdir(parents=True)
-    for name in ("summary.json", "certified.jsonl"):
-        (folder / name).write_text("{}")
+    (folder / "run.json").write_text(RunRecord(step=90, steps=90).model_dump_json())
+    (folder / "certified.json").write_text("{}")
     assert f"1 training, certify: about {run / 60:.0f} min" in expected(tmp_path, row.jobs, costs, IMAGES, 1)
     assert expected(tmp_path, row.jobs[:1], costs, IMAGES, 1) == "nothing left to run"
     jobs = [job for row in planned(Settings("table1", "full", 3, None)) for job in row.jobs]
     assert paper_seconds(jobs) == 3 * 1000 * (20 + 35 + 55 + 105)
-
-
-def test_the_seconds_of_a_continued_training_are_not_reported(tmp_path):
-    settings = Settings("table1", "full", 3, None)
-    first, second, _ = planned(settings)[-1].jobs
-    with Store(tmp_path / "out", {}, what="a table", write=lambda path, v: path.write_text(json.dumps(v))) as store:
-        for job in (first, second):
-            folder = store.folder / job.name
-            folder.mkdir(parents=True)
-            (folder / "state.pt").touch()
-            if job is second:  # finished in one process
-                (folder / "summary.json").write_text('{"this_process": {"seconds": 105000.0}}')
-        note_interrupted(store, [first, second])
-        (store.folder / first.name / "summary.json").write_text('{"this_process": {"seconds": 50.0}}')
-        note_interrupted(store, [first, second])  # what was noted stays
-        assert epoch_seconds(settings, first, store, {}) is None
-        assert epoch_seconds(settings, second, store, {}) == 105
 
 
 # The layout
@@ -368,9 +353,9 @@ def test_a_quick_table_runs_from_end_to_end(finished):
     assert [row["ours"] for row in quoted] == [None] * 11
     assert [bool(row["citation"]) for row in quoted] == [True] * 7 + [False] * 4
     assert (mine["model"], mine["paper"], mine["seeds"]) == ("nano, digits", None, 2)
-    runs = [read_run(out / run["folder"]) for run in mine["runs"]]
+    runs = [RunFolder(out / run["folder"]) for run in mine["runs"]]
     for column in RADII:
-        mean = sum(run.certified[column] for run in runs) / 2
+        mean = sum(run.certified(EPS[column]) for run in runs) / 2
         assert mine["ours"][column]["mean"] == pytest.approx(100 * mean)
         assert mine["ours"][column]["deviation"] is not None
     assert mine["ours"]["natural"]["mean"] > 60  # it learned
@@ -407,14 +392,14 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
         stderr=subprocess.DEVNULL,
         env=ENVIRONMENT,
     )
-    halfway, second = out / "runs/digits-sll-nano-0/summary.json", out / "runs/digits-sll-nano-1/summary.json"
+    halfway, second = (RunFolder(out / f"runs/digits-sll-nano-{seed}") for seed in range(2))
     deadline = time.monotonic() + 300
-    while not halfway.is_file() and time.monotonic() < deadline:
+    while not halfway.frozen_file.is_file() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert halfway.is_file()
-    assert not second.exists()
+    assert halfway.unfinished is None
+    assert not second.exists
     assert not (out / "table.json").exists()
     trained = (out / "runs/digits-sll-nano-0/state.pt").stat().st_mtime_ns
     result = command(*words)
@@ -442,10 +427,11 @@ def test_attacked_accuracy_lies_between_certified_and_natural(tmp_path):
     result = command("table5", "--scale", "quick", "--out", str(out))
     assert result.returncode == 0, result.stderr
     (mine,) = [row for row in record_of(out)["rows"] if row["ours"]]
-    run = read_run(out / mine["runs"][0]["folder"])
+    attack = RunFolder(out / mine["runs"][0]["folder"]).attacked
+    rows = {row.eps: row for row in attack.rows}
     assert set(mine["ours"]) == set(RADII)
     for column, value in mine["ours"].items():
-        shares = run.attacked[column]
+        shares = rows[column]
         assert shares.examples == 32
         assert shares.certified <= value["mean"] / 100 <= shares.natural
     assert mine["runs"][0]["commands"][2].startswith("lipcert attack runs/digits-sll-nano-0 --method quick")
