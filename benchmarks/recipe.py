@@ -39,8 +39,6 @@ def accuracy(model: torch.nn.Module, data: object) -> list[float]:
             hits = count_hits(inputs, data.labels[part])
             names = ("natural", *(f"certified {radius}" for radius in RADII))
             sums += torch.stack([hits[name].sum() for name in names])
-                [hits[name].sum() for name in ("natural", *(f"certified {radius}" for radius in RADII))]
-            )
     return [round(float(value) / 50, 1) for value in sums]
 
 
