@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from lipcert.reports.runs import load_runs
 from PIL import Image
 from torch import nn
 
@@ -36,7 +37,6 @@ from lipcert.cli.report import Report
 from lipcert.cli.train import Train, parse_train
 from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
-from lipcert.reports.runs import load_runs
 from lipcert.reports.spectra import spectra_estimates
 from lipcert.reports.theme import COLORS, run_color, themed_svg
 from lipcert.reports.write import file_names, write_report
