@@ -119,9 +119,7 @@ def run_record(folder: Path) -> dict:
         "run": folder.name,
         "natural": run.natural,
         "certified": {name: run.certified(radius) for name, radius in RADII.items()},
-        "attacked": {
-            row.eps: row.model_dump(include=set(shares)) for row in (run.attacked.rows if run.attacked else ())
-        },
+        "attacked": {row.eps: row.model_dump(include=shares) for row in rows},
         "cpu_seconds": run.record.cpu_seconds,
     }
 
