@@ -173,7 +173,7 @@ def test_an_interrupted_cluster_run_leaves_no_process_and_continues(cluster, tmp
             raise KeyboardInterrupt
 
     again = pytest.raises(KeyboardInterrupt, match="run the same command again")
-    with again, open_workers(1, address, tmp_path) as workers:
+    with again, open_store(tmp_path / "s", {}, what="a test"), open_workers(1, address, tmp_path) as workers:
         workers.run(partial(counting, folder=str(tmp_path), pause=0.3), ["a"], tick=interrupt)
     pid = int((tmp_path / "a.log").read_text().split()[0])
     wait_for(lambda: not alive(pid), 10)

@@ -96,7 +96,10 @@ def open_store(folder: Path, settings: Mapping[str, Any], *, what: str, restart:
                     f"{folder} holds {what} with {key} {old!r:.80}; got {new!r:.80}. Continue it with those "
                     "settings, choose another folder, or add --restart to drop it."
                 )
-        yield store
+        try:
+            yield store
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(KEPT) from None
 
 
 def _content(folder: Path) -> list[Path]:
@@ -138,8 +141,6 @@ class Workers:
                     future.result()
                     done(item)
                 tick()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(KEPT) from None
         except self.lost:
             raise OSError(
                 "the cluster lost a job: its scheduler ended, or several workers died under it, perhaps for lack "
@@ -275,11 +276,11 @@ def call(
     with suppress(BrokenPipeError), process.stdin:
         pickle.dump((function, arguments), process.stdin)
         process.stdin.flush()
-        while process.poll() is None:
-            if _abandoned():
-                process.terminate()
+        while process.poll() is None and not _abandoned():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL)
+        process.terminate()  # once: a training saves its state and leaves
+        process.wait()
     code = process.wait()
     lines = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return code, lines[-1] if lines else ""

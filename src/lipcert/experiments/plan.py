@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lipcert.data.dataset import ImageData
 
 START = 4.0  # CPU seconds to start a process
-PASSES = {"autoattack": 5000.0, "pgd": 700.0, "quick": 150.0}
+PASSES = {"autoattack": 5000.0, "pgd": 800.0, "quick": 150.0}
 """Forward passes that cost as much as one test image attacked at all radii."""
 
 Key = tuple[str, str]  # data, model
