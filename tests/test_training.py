@@ -41,6 +41,10 @@ def run(folder, resume=False, **changes):
     return train(config, RunFolder(folder), data, evaluate=evaluator, resume=resume)
 
 
+def files(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".lock"}
+
+
 def load_state(folder):
     return checkpoint.load_state(RunFolder(folder).state_file)
 
@@ -99,11 +103,9 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path,
     assert (folder / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
     for name in ("model.safetensors", "frozen.safetensors"):
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    content = files(folder)
     assert command(*words).returncode == 0  # a finished run stays as it is
-    assert content == {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".lock"} | {
-        ".lock": content[".lock"]
-    }
+    assert content == files(folder)
 
 
 def test_steps_end_a_run_wherever_in_an_epoch_that_is(tmp_path):
@@ -295,7 +297,7 @@ def refused(*words):
 def test_bad_input_is_one_line_and_loses_nothing(tmp_path):
     folder = tmp_path / "run"
     run(folder, epochs=1)
-    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    content = files(folder)
     assert "is not empty" in refused("train", "--out", str(folder))
     assert "is not a run folder" in refused("train", "--resume", "--out", str(tmp_path / "nothing"))
     assert "takes no other flags" in refused("train", "--resume", "--epochs=3", "--out", str(folder))
@@ -307,7 +309,7 @@ def test_bad_input_is_one_line_and_loses_nothing(tmp_path):
     assert "must name a config.json" in refused("train", "--config", str(tmp_path / "none.json"))
     assert "greater than or equal to 1" in refused("train", "--epochs=0", "--out", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
-    assert content == {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert content == files(folder)
 
 
 def limit_files():
@@ -324,15 +326,14 @@ def test_a_full_disk_or_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     state["step"] -= 3
     torch.save(state, tmp_path / "run" / "state.pt")
     RunFolder(tmp_path / "run").write_record(step=state["step"])
-    (tmp_path / "run" / ".lock").touch()
-    content = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    content = files(tmp_path / "run")
     full = command(*words, preexec_fn=limit_files)
     assert full.returncode == 2, full
     last = full.stderr.strip().splitlines()[-1]
     assert "could not be written" in last
     assert "Free some space" in last
     assert "Traceback" not in full.stderr
-    assert content == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    assert content == files(tmp_path / "run")
     assert command(*words).returncode == 0  # and with room again it goes on
 
 
