@@ -117,6 +117,7 @@ class Workers:
 
     executor: Executor
     slots: int
+    local: bool = True
     lost: tuple[type[BaseException], ...] = (CancelledError,)
 
     def run(
@@ -186,7 +187,7 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
         _require_shared(client, folder)
         remote = client.get_executor(pure=False)
         try:
-            yield Workers(remote, sum(client.nthreads().values()), (CancelledError, dask.KilledWorker))
+            yield Workers(remote, sum(client.nthreads().values()), False, (CancelledError, dask.KilledWorker))
         finally:
             remote.shutdown(wait=False)
 

@@ -6,19 +6,19 @@ nothing. Only Table 7 is valid. The paper quotes the rows of other methods from 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter
 
 Number = float | None  # None where the paper prints a dash
 
 
-class PaperRow(BaseModel):
+@dataclass(frozen=True)
+class PaperRow:
     """One row for one data set; ``group`` is an offset or a way of training, ``citation`` is set where quoted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: str
     group: str
@@ -28,20 +28,18 @@ class PaperRow(BaseModel):
     """In the order of the table's columns."""
 
 
-class Group(BaseModel):
+@dataclass(frozen=True)
+class Group:
     """The rows of one data set that belong together: model, citation, numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: str
     group: str
     rows: tuple[tuple[str, str, tuple[Number, ...]], ...]
 
 
-class PaperTable(BaseModel):
+@dataclass(frozen=True)
+class PaperTable:
     """One printed table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int
     label: str
@@ -59,24 +57,23 @@ class PaperTable(BaseModel):
     """What its numbers are."""
     varies: Literal["", "offset", "training"] = ""
     """What differs between its groups."""
-    scales: dict[str, dict[str, Any]] = {}
+    scales: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields of ``scales.Scale`` that this table changes, by scale."""
-    ours: dict[str, str] = {}
+    ours: dict[str, str] = field(default_factory=dict)
     """A note to our rows, by scale."""
 
     @cached_property
     def rows(self) -> tuple[PaperRow, ...]:
         return tuple(
-            PaperRow(data=part.data, group=part.group, model=model, citation=citation, numbers=numbers)
+            PaperRow(part.data, part.group, model, citation, numbers)
             for part in self.groups
             for model, citation, numbers in part.rows
         )
 
 
-class Paper(BaseModel):
+@dataclass(frozen=True)
+class Paper:
     """All of paper.json."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     about: str
     data: dict[str, str]
@@ -93,4 +90,4 @@ class Paper(BaseModel):
         return [self.notes.get(note, note) for note in self.tables[table].notes]
 
 
-PAPER = Paper.model_validate_json(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
+PAPER = TypeAdapter(Paper).validate_json(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))

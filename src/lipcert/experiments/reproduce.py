@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import ImageData
@@ -102,9 +102,14 @@ def _accuracies(
     settings: Settings, store: Store, workers: Workers, say: Callable[[str], object], show: Show
 ) -> Table:
     rows = planned(settings)
-    training, missing = _training_images([row.source for row in rows if row.jobs], settings)
-    count = sum(len(row.jobs) for row in rows if row.source not in missing)
-    rows = planned(settings, processes=max(1, workers.slots // max(1, count)))
+    sources = dict.fromkeys(row.source for row in rows if row.jobs)
+    training = {name: images for name in sources if (images := _load(name, "train", settings)) is not None}
+    missing = {
+        name: f"not run: data not prepared (lipcert data get {name})" for name in sources if name not in training
+    }
+    count = sum(len(row.jobs) for row in rows if row.source in training)
+    if workers.local:  # those without a run of their own help with attacks
+        rows = planned(settings, processes=max(1, workers.slots // max(1, count)))
     jobs = [job for row in rows for job in row.jobs if row.source not in missing]
     costs: dict[Key, Cost] = {}
     if settings.scale == "full":
@@ -127,15 +132,12 @@ def _accuracies(
     return Table(paper.columns, made, [], notes)
 
 
-def _training_images(names: Sequence[str], settings: Settings) -> tuple[dict[str, ImageData], dict[str, str]]:
-    """The training images of each data set, or why there are none."""
-    found, missing = {}, {}
-    for name in dict.fromkeys(names):
-        try:
-            found[name] = load_data(name, "train", root=settings.data_root)
-        except DataNotFound:
-            missing[name] = f"not run: data not prepared (lipcert data get {name})"
-    return found, missing
+def _load(name: str, split: Literal["train", "test"], settings: Settings) -> ImageData | None:
+    """The images of a data set, or None if it is not prepared."""
+    try:
+        return load_data(name, split, root=settings.data_root)
+    except DataNotFound:
+        return None
 
 
 def paper_seconds(jobs: Sequence[Job]) -> float:
@@ -235,7 +237,7 @@ def _inference(settings: Settings, store: Store) -> Table:
     data, columns = paper.rows[0].data, paper.columns
     rows = [record_row(data, "", row.model, row, columns) for row in paper.rows]
     made = Table(columns, rows, [], [])
-    test = _test_images((scale.data[data], "cifar10"), settings)
+    test = _load(scale.data[data], "test", settings) or _load("cifar10", "test", settings)
     if test is None:
         rows[-1]["note"] = f"not run: data not prepared (lipcert data get {data}, or cifar10)"
         return made
@@ -260,16 +262,6 @@ def _inference(settings: Settings, store: Store) -> Table:
         if times.certified < times.images:
             made.scaled.append(f"the certificate is timed on {times.certified} images, in proportion")
     return made
-
-
-def _test_images(names: Sequence[str], settings: Settings) -> ImageData | None:
-    """The test images of the first data set that is prepared."""
-    for name in names:
-        try:
-            return load_data(name, "test", root=settings.data_root)
-        except DataNotFound:
-            continue
-    return None
 
 
 def _times(model: str, test: ImageData, settings: Settings, store: Store, name: str) -> Times:
