@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -38,8 +39,9 @@ from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
 from lipcert.reports.runs import load_runs
 from lipcert.reports.spectra import spectra_estimates
-from lipcert.reports.theme import COLORS, run_color, themed_svg
-from lipcert.reports.write import file_names, write_report
+from lipcert.reports.theme import COLORS, run_style, themed_svg
+from lipcert.reports.verdict import constant, short
+from lipcert.reports.write import file_names, run_folders, write_report
 from lipcert.training.config import TrainConfig
 from test_training import command
 
@@ -75,7 +77,7 @@ def run(trained, tmp_path):
 
 
 def report(folders, out):
-    return write_report(load_runs(folders), out)
+    return write_report(load_runs(run_folders(folders)), out)
 
 
 def change(path, edit):
@@ -91,31 +93,51 @@ def change(path, edit):
 
 
 def test_every_share_follows_from_the_rows(trained, written):
-    for folder, run in zip(trained, written.report["runs"], strict=True):
+    for folder, run in zip(trained, written.report.runs, strict=True):
         rows = [json.loads(line) for line in (folder / "certified.jsonl").read_text().splitlines()]
         radii = np.array([row["radius"] for row in rows])
         right = np.array([row["label"] == row["prediction"] for row in rows])
-        assert run["images"] == len(rows)
-        assert run["natural"] == right.mean()
-        eps = [entry["radius"] for entry in written.report["radii"]]
+        assert run.images == run.accuracies[0].images == len(rows)
+        assert run.natural == right.mean()
+        eps = [entry.radius for entry in written.report.radii]
         assert eps == sorted({36 / 255, 72 / 255, 108 / 255, 0.5, 1.0, 0.3})
-        assert run["certified"] == [(radii > e).mean() for e in eps]
-        assert run["curve"][36] == (radii > 36 / 255).mean()
-        assert run["curve"][-1] < 0.005
-        bins = run["histogram"]
-        assert sum(bins["shares"]) + bins["beyond"] + bins["wrong"] == pytest.approx(1, abs=1e-12)
-        assert bins["shares"][0] == pytest.approx((right & (radii < bins["width"])).mean(), abs=1e-12)
-        best, worst = run["most_robust"], run["least_robust"]
-        assert [row["radius"] for row in best] == sorted(radii, reverse=True)[:8]
-        assert [row["radius"] for row in worst] == sorted(radii[right])[:8]
-        assert all(rows[row["index"]]["radius"] == row["radius"] for row in (*best, *worst))
-    full, half = written.report["runs"]
+        assert list(run.certified) == [(radii > e).mean() for e in eps]
+        assert run.curve[36] == run.certified_at("36/255") == (radii > 36 / 255).mean()
+        assert run.curve[-1] < 0.005
+        bins = run.histogram
+        assert sum(bins.shares) + bins.beyond + bins.wrong == pytest.approx(1, abs=1e-12)
+        assert bins.shares[0] == pytest.approx((right & (radii < bins.width)).mean(), abs=1e-12)
+        assert [image.radius for image in run.most_robust] == sorted(radii, reverse=True)[:8]
+        assert [image.radius for image in run.least_robust] == sorted(radii[right])[:8]
+        assert all(rows[i.index]["radius"] == i.radius for i in (*run.most_robust, *run.least_robust))
+    full, half = written.report.runs
     attack = json.loads((trained[0] / "attack.json").read_text())
-    shown = {row["eps"]: row for row in full["attacked"] if row}
-    assert {row["eps"]: row["attacked"] for row in attack["rows"]} == {e: r["attacked"] for e, r in shown.items()}
-    assert half["attacked"] == [None] * 6
-    assert (full["status"], half["status"]) == ("proved", "not audited")
+    by_eps = {row["eps"]: row for row in attack["rows"]}
+    assert {row.eps: row.attacked for row in full.attacked} == {eps: row["attacked"] for eps, row in by_eps.items()}
+    whole, same, attacked = full.accuracies
+    assert (whole.what, same.what, attacked.what) == ("certified", "certified", "attacked by PGD")
+    assert (whole.images, same.images, attacked.images) == (397, 6, 6)
+    for line, key in ((same, "certified"), (attacked, "attacked")):
+        shown = dict(zip((entry.eps for entry in written.report.radii), line.shares, strict=True))
+        assert shown == {eps: by_eps[eps][key] if eps in by_eps else None for eps in shown}
+        assert line.natural == by_eps["0.5"]["natural"]
+    assert half.attacked == ()
+    assert (half.images, half.test_images) == (100, 397)
+    assert half.verdict[0].startswith(f"{100 * half.certified[0]:.1f}\u00a0% of the first 100 test images")
+    assert (full.status, half.status) == ("proved", "not audited")
     assert written.ok
+
+
+def test_printed_bounds_are_rounded_up_and_radii_down():
+    """The page said L ≤ 1.29708 of a constant that was 1.2970847."""
+    assert constant(1.2970846897933805, 5) == "1.29709"
+    assert constant(1.0) == "1.000000000"
+    assert constant(math.nextafter(1.0, 2)) == "1.000000001"
+    assert constant(math.inf) == constant(None) == "∞"
+    radii = {0.9999: "0.999", 0.01: "0.010", 0.009999: "0.0099", 0.0001: "0.00010", 0.0: "0.000", 12.3456: "12.345"}
+    for radius, text in radii.items():
+        assert short(radius) == text
+        assert Decimal(text) <= Decimal(radius)
 
 
 def test_a_report_is_the_same_every_time(trained, written, tmp_path):
@@ -133,7 +155,7 @@ def test_the_files_beside_the_page(written):
     names = {path.relative_to(folder).as_posix() for path in written.files}
     figures = {"certified", "radii", "training", "tightness", "spectra-1", "spectra-2"}
     assert names == {f"{name}.{kind}" for name in figures for kind in ("svg", "png", "pdf")} | {
-        "report.md", "report.json", "robustbench/full.json", "robustbench/half.json"
+        "report.md", "report.tex", "report.json", "robustbench/full.json", "robustbench/half.json"
     }  # fmt: skip
     for name in figures:
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
@@ -141,12 +163,20 @@ def test_the_files_beside_the_page(written):
         with Image.open(folder / f"{name}.png") as image:
             assert image.width > 1000
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8")) == written.report
+    content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert content == json.loads(written.report.model_dump_json())
+    assert [run["name"] for run in content["runs"]] == ["full", "half"]
+    assert "data:image" not in json.dumps(content)
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert all(f"]({name}.png)" in text for name in figures)
-    full = written.report["runs"][0]
-    assert f"| full | digits | certified | {100 * full['natural']:.2f}\u00a0% |" in text
-    assert all(digest in text for digest in full["sha256"].values())
+    full = written.report.runs[0]
+    assert f"| full | certified | 397 | {100 * full.natural:.1f} |" in text
+    assert all(digest in text for digest in full.sha256.values())
+    text = (folder / "report.tex").read_text(encoding="utf-8")
+    assert f"full & certified & 397 & {100 * full.natural:.1f} & " in text
+    lines = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert {line.count("&") for line in lines} == {9}
+    assert len(lines) == 1 + 3 + 1
 
 
 def test_robustbench_entries_say_only_what_is_known(trained, written, run):
@@ -158,14 +188,14 @@ def test_robustbench_entries_say_only_what_is_known(trained, written, run):
     assert "not the standard AutoAttack" in entry["footnote"]
     half = json.loads((folder / "half.json").read_text())
     assert half["autoattack_acc"] is None
-    assert half["clean_acc"] == f"{100 * written.report['runs'][1]['natural']:.2f}"
+    assert half["clean_acc"] == f"{100 * written.report.runs[1].natural:.2f}"
     standard = {"method": "autoattack", "attacks": ["apgd-ce", "apgd-t", "fab-t", "square"]}
     change(run / "attack.json", lambda attack: attack.update(standard))
     again = report([run], run / "report.html")
     entry = json.loads((run / "report_files" / "robustbench" / "full.json").read_text())
-    row = next(row for row in again.report["runs"][0]["attacked"] if row and row["eps"] == "0.5")
-    assert (entry["eps"], entry["autoattack_acc"]) == ("0.5", f"{100 * row['attacked']:.2f}")
-    assert entry["clean_acc"] == f"{100 * row['natural']:.2f}"  # of the same images
+    row = again.report.runs[0].attacked_at("0.5")
+    assert (entry["eps"], entry["autoattack_acc"]) == ("0.5", f"{100 * row.attacked:.2f}")
+    assert entry["clean_acc"] == f"{100 * row.natural:.2f}"  # of the same images
     assert "6 test images" in entry["footnote"]
 
 
@@ -208,8 +238,8 @@ def test_spectra_are_those_of_the_operators():
         assert (found.kind, found.grid) == ("residual", 16)
         assert found.largest_estimate == pytest.approx(float(values.max()), rel=1e-10)
         assert found.largest_estimate <= 1
-        assert found.mean_share_estimate == pytest.approx(float(kernel.flatten(1).square().sum(1).mean()))
-        assert found.mean_share_estimate == pytest.approx(
+        assert found.mean_square_estimate == pytest.approx(float(kernel.flatten(1).square().sum(1).mean()))
+        assert found.mean_square_estimate == pytest.approx(
             float(values.square().sum()) / 256 / len(kernel), rel=1e-6
         )
     for layer in (dense, wide):
@@ -220,16 +250,16 @@ def test_spectra_are_those_of_the_operators():
         assert found.quantiles[-1] == pytest.approx(float(values[-1]))
         assert list(found.quantiles) == sorted(found.quantiles, reverse=True)
     (found,) = spectra_estimates(freeze(head))
-    assert (found.kind, found.mean_share_estimate) == ("plain", pytest.approx(1))
+    assert (found.kind, found.mean_square_estimate) == ("plain", pytest.approx(1))
 
 
 def test_estimates_stay_below_what_is_proved(written):
-    layers = written.report["runs"][0]["layers"]
+    layers = written.report.runs[0].layers
     assert len(layers) == 8
-    for row in layers:
-        assert 0 < row["mean_share_estimate"] <= row["share_estimate"] <= 1 + 1e-9
-        assert row["largest_estimate"] <= row["proved_upper"] * (1 + 1e-9)
-    assert {row["op"] for row in layers} == {"residual_conv", "residual_linear", "linear"}
+    for layer in layers:
+        assert 0 < layer.mean_share_estimate <= layer.share_estimate <= 1 + 1e-9
+        assert layer.largest_estimate <= layer.proved_upper * (1 + 1e-9)
+    assert {layer.op for layer in layers} == {"residual_conv", "residual_linear", "linear"}
 
 
 # --- Records that do not agree ---
@@ -303,7 +333,7 @@ def test_a_certificate_of_other_weights_is_refused(trained, run):
     shutil.copy(trained[1] / "model.safetensors", run)
     (run / "attack.json").unlink()
     (run / "audit.json").unlink()
-    with pytest.raises(ValueError, match=r"a certificate of model.safetensors; got .* tensor 0\.3\.weight"):
+    with pytest.raises(ValueError, match=r"not a certificate of model.safetensors: tensor 0\.10\.bias"):
         report([run], run / "report.html")
 
 
@@ -335,12 +365,28 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(run):
     assert not (run / "report.html").exists()
 
 
+def test_a_comparison_is_all_its_runs(run, tmp_path):
+    """``report cmp`` was refused, and so was ``report cmp/runs/*``, which names the logs beside the runs too."""
+    runs = tmp_path / "cmp" / "runs"
+    for name in ("b", "a"):
+        shutil.copytree(run, runs / name)
+        (runs / f"{name}.log").write_text("a log")
+        (runs / f"{name}.config.json").write_text("{}")
+    (tmp_path / "cmp" / "compare.json").write_text("{}")
+    assert run_folders([tmp_path / "cmp"]) == [runs / "a", runs / "b"]
+    assert run_folders(sorted(runs.iterdir())) == [runs / "a", runs / "b"]
+    assert run_folders([run, tmp_path / "cmp"]) == [run, runs / "a", runs / "b"]
+
+
 def test_bad_arguments_are_refused(run, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
     for folders, out, message in (
         ([], "a.html", "at least one run folder"),
-        ([tmp_path / "none"], "a.html", "expected a run folder; got .*none"),
+        ([tmp_path / "none"], "a.html", "none is not a run folder"),
         ([run, run], "a.html", "full twice"),
-        ([tmp_path], "a.html", r"model\.safetensors"),
+        ([empty], "a.html", r"empty holds no run"),
+        ([run / "config.json"], "a.html", r"config.json is not a run folder"),
     ):
         with pytest.raises(ValueError, match=message):
             report(folders, tmp_path / out)
@@ -360,7 +406,7 @@ def test_a_refuted_layer_is_told_with_exit_code_1(run, capsys):
     assert report["runs"][0]["status"] == "refuted"
     assert report["runs"][0]["audit"]["layers"][3]["upper"] is None
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "Layer 0.3 (residual_conv) is REFUTED: nothing here may be relied on." in page
+    assert "Layer 0.3 (residual_conv) is REFUTED: do not rely on any number here." in page
     assert '<span class="badge refuted">refuted</span>' in page
 
 
@@ -438,22 +484,22 @@ def test_the_page_asks_for_nothing(written, page):
 
 
 def test_the_page_shows_the_numbers(trained, written, page):
-    full, half = written.report["runs"]
+    full, half = written.report.runs
     cells = [text for _, text in page.all("td")]
     for run in (full, half):
-        assert all(f"{100 * share:.2f} %" in cells for share in (run["natural"], *run["certified"]))
-    assert all(any(digest in text for _, text in page.all("code")) for digest in full["sha256"].values())
+        assert all(f"{100 * share:.2f} %" in cells for share in (run.natural, *run.certified))
+    assert all(any(digest in text for _, text in page.all("code")) for digest in full.sha256.values())
     data = lc.load_data("digits", "test")
-    assert full["data_sha256"] == {"images": data.sha256.images, "labels": data.sha256.labels}
+    assert full.data_sha256 == {"images": data.sha256.images, "labels": data.sha256.labels}
     commands = " ".join(text for _, text in page.all("pre"))
     assert "lipcert train --epochs 3" in commands.replace("--model sll_nano ", "")
-    assert full["attack"]["command"] in commands
+    assert full.attacks[0].command in commands
     assert "lipcert certify half --examples 100" in commands
     notes = " ".join(text for _, text in page.all("p", **{"class": "missing"}))
     assert "half: not audited. Run lipcert audit half." in notes
-    assert [text for _, text in page.all("td", colspan="7")] == ["not yet: lipcert attack half"]
+    assert [text for _, text in page.all("td", colspan="8")] == ["not yet: lipcert attack half"]
     verdicts = [text for a, text in page.all("td") if "verdict-PROVED" in a.get("class", "")]
-    assert verdicts == ["PROVED"] * len(full["audit"]["layers"])
+    assert verdicts == ["PROVED"] * len(full.audit.layers)
 
 
 def test_images_keep_their_pixels():
@@ -481,7 +527,7 @@ def test_text_has_contrast_in_both_themes():
                 a, b = luminance(COLORS[name][theme]), luminance(COLORS[ground][theme])
                 ratio = (max(a, b) + 0.05) / (min(a, b) + 0.05)
                 assert ratio >= 4.5, (name, ground, theme, ratio)
-    assert len({run_color(i) for i in range(6)}) == 6
+    assert len({run_style(i).color for i in range(6)} & COLORS.keys()) == 6
 
 
 def test_figures_follow_the_theme(written):
@@ -506,8 +552,8 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
             shutil.copy(trained[0] / file, folder)
     change(again / "config.json", lambda config: config.update(data="</script><script>alert(1)//", model="<b>"))
     made = report([bare, again], tmp_path / "report.html")
-    assert [run["status"] for run in made.report["runs"]] == ["not certified"] * 2
-    assert len({run["name"] for run in made.report["runs"]}) == 2
+    assert [run.status for run in made.report.runs] == ["not certified"] * 2
+    assert len({run.name for run in made.report.runs}) == 2
     text = made.page.read_text(encoding="utf-8")
     page = Parsed(text)
     assert len(page.all("script")) == 2
@@ -516,7 +562,7 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
     names = [text for _, text in page.all("h3")]
     assert sum(HOSTILE in name for name in names) >= 4
     notes = " ".join(text for _, text in page.all("p", **{"class": "missing"}))
-    for what in ("lipcert certify", "lipcert audit", "No radii are certified yet", "it was not trained here"):
+    for what in ("lipcert certify", "lipcert audit", "No radii are certified yet", "was not trained here"):
         assert what in notes
     for path in made.files:
         if path.suffix == ".svg":
@@ -678,13 +724,13 @@ def test_the_page_answers_to_keys(browser, written):
     before = browser.evaluate(line)
     for _ in range(2):
         browser.press("ArrowRight", 39)
-    full, half = written.report["runs"]
+    full, half = written.report.runs
     assert browser.evaluate("document.getElementById('chosen').textContent") == "38/255 = 0.149"
     told = [browser.evaluate(f"document.querySelector('[data-certified=\"{i}\"]').textContent") for i in (0, 1)]
-    assert told == [f"{100 * run['curve'][38]:.2f} %" for run in (full, half)]
-    row = next(row for row in full["attacked"] if row and row["eps"] == "36/255")
+    assert told == [f"{100 * run.curve[38]:.2f} %" for run in (full, half)]
+    row = full.attacked_at("36/255")
     attacked = [browser.evaluate(f"document.querySelector('[data-attacked=\"{i}\"]').textContent") for i in (0, 1)]
-    assert attacked == [f"{100 * row['attacked']:.2f} %at 36/255, 6 images", "–"]
+    assert attacked == [f"{100 * row.attacked:.2f} %at 36/255, 6 images", "–"]
     assert browser.evaluate(line) != before
 
     browser.evaluate("document.getElementById('certified').scrollIntoView({behavior: 'instant'})")

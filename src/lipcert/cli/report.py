@@ -24,21 +24,19 @@ class Report:
     """Print the content of report.json instead of a summary."""
 
     def run(self) -> int:
-        import json
-
         from lipcert.cli.certify import progress_bar
         from lipcert.reports.runs import load_runs
-        from lipcert.reports.write import write_report
+        from lipcert.reports.write import run_folders, write_report
 
         alone = len(self.run_folders) == 1
         out = self.out or (self.run_folders[0] if alone else Path()) / "report.html"
         if out.suffix != ".html":
             raise ValueError(f"--out must name an .html file; got {out}. Add .html.")
-        runs = load_runs(self.run_folders)
+        runs = load_runs(run_folders(self.run_folders))
         with progress_bar("reporting") as show:
             written = write_report(runs, out, show)
         if self.json:
-            print(json.dumps(written.report, indent=1, ensure_ascii=False))
+            print(written.report.model_dump_json(indent=1))
         else:
             print_written(written)
         return 0 if written.ok else 1
@@ -49,24 +47,19 @@ def print_written(written: Written) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from lipcert.reports.tables import rich_table
-    from lipcert.reports.verdict import percent
+    from lipcert.reports.tables import decimals, rich_table
 
-    report = written.report
-    header = ["run", "natural", *(entry["eps"] for entry in report["radii"])]
+    header = ["run", "images", "natural", *(entry.eps for entry in written.report.radii)]
     lines = [
-        [
-            escape(run["name"]),
-            *(percent(share).removesuffix("\u00a0%") for share in (run["natural"], *run["certified"])),
-        ]
-        for run in report["runs"]
+        [escape(run.name), f"{run.images:,}", *(decimals(share) for share in (run.natural, *run.certified))]
+        for run in written.report.runs
     ]
     console = Console()
     console.print(rich_table("Accuracy, natural and certified (%)", header, lines))
     folder = written.page.with_name(f"{written.page.stem}_files")
     console.print(
-        f"{written.page}: open it in a browser.\n{folder}: figures as SVG, PNG and PDF; report.md, report.json, "
-        "robustbench/.",
+        f"{written.page}: open it in a browser.\n{folder}: figures as SVG, PNG and PDF; report.md, report.tex, "
+        "report.json, robustbench/.",
         highlight=False,
         soft_wrap=True,
         markup=False,

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lipcert.certified.freeze import freeze
+from lipcert.certified.network import Network
 from lipcert.reports.records import (
     AttackExample,
     AttackRecord,
@@ -29,7 +31,7 @@ from lipcert.reports.records import (
     read_plain,
     read_rows,
 )
-from lipcert.training.checkpoint import load_spec
+from lipcert.training.checkpoint import load_model, load_spec
 
 HASHED = (
     *("config.json", "imported.json", "metrics.jsonl", "model.safetensors", "audit.json", "certificate.json"),
@@ -87,6 +89,17 @@ class Run:
     @property
     def natural(self) -> float | None:
         return float(self.correct.mean()) if len(self.correct) else None
+
+    @property
+    def attacks(self) -> tuple[AttackRecord, ...]:
+        return () if self.attack is None else (self.attack,)
+
+    @property
+    def unfinished(self) -> str | None:
+        return None
+
+    def frozen(self) -> Network:
+        return freeze(load_model(self.folder))
 
     @property
     def holds(self) -> bool:
