@@ -266,7 +266,7 @@ def test_estimates_stay_below_what_is_proved(written):
 
 
 def attack_row(**new):
-    return "attack.json", lambda attack: attack["rows"][0].update(new)
+    return "attack-pgd.json", lambda attack: attack["rows"][0].update(new)
 
 
 def swapped(rows):

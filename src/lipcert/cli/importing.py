@@ -25,19 +25,22 @@ class Import:
     """Print the architecture as JSON instead of lines."""
 
     def run(self) -> int:
-        import hashlib
+        from importlib.metadata import version
 
-        from lipcert.cli.train import require_new
+        from lipcert.files import sha256_file
         from lipcert.models.published import from_published, read_published
-        from lipcert.training.checkpoint import save_weights, write_json
+        from lipcert.records import Imported
+        from lipcert.runs import Run, require_new
+        from lipcert.training.checkpoint import save_weights
 
         require_new(self.out)
         state = read_published(self.file)
         spec, weights = from_published(state, self.mean)
         self.out.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256(self.file.read_bytes()).hexdigest()
-        write_json(self.out / "imported.json", {"file": self.file.name, "sha256": digest, "data": self.data})
-        save_weights(self.out, weights, spec)
+        run = Run(self.out)
+        source = Imported(file=self.file.name, sha256=sha256_file(self.file), data=self.data)
+        save_weights(run.model_file, weights, spec)
+        run.write_record(lipcert=version("lipcert"), imported=source)
         count = sum(tensor.numel() for tensor in state.values())
         if self.json:
             import json

@@ -17,23 +17,25 @@ class Report:
     """Write one offline page of what runs have proved. Exit 1 if one is refuted."""
 
     run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(name="runs", metavar="RUN")]
-    """Run folders; certified, audited and attacked ones have more to show."""
+    """Run folders, or folders with runs in them, such as a comparison."""
     out: Path | None = None
     """The page, an .html file; by default report.html in the run folder, for several runs in the current folder."""
     json: bool = False
     """Print the content of report.json instead of a summary."""
 
     def run(self) -> int:
-        from lipcert.cli.certify import progress_bar
-        from lipcert.reports.runs import load_runs
+        from lipcert.cli.common import progress
+        from lipcert.records import distinct_names
         from lipcert.reports.write import run_folders, write_report
+        from lipcert.runs import Run
 
         alone = len(self.run_folders) == 1
         out = self.out or (self.run_folders[0] if alone else Path()) / "report.html"
         if out.suffix != ".html":
-            raise ValueError(f"--out must name an .html file; got {out}. Add .html.")
-        runs = load_runs(run_folders(self.run_folders))
-        with progress_bar("reporting") as show:
+            raise ValueError(f"--out must name an .html file, got {out}.")
+        folders = run_folders(self.run_folders)
+        runs = [Run(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
+        with progress("reporting") as show:
             written = write_report(runs, out, show)
         if self.json:
             print(written.report.model_dump_json(indent=1))

@@ -44,14 +44,13 @@ class Reproduce:
 
     def run(self) -> int:
         import json
-        from functools import partial
 
         settings = self.settings()
 
         from lipcert.experiments.reproduce import reproduce
+        from lipcert.files import write_text
         from lipcert.reports.paper_latex import latex_table
         from lipcert.reports.paper_layout import markdown
-        from lipcert.training.checkpoint import write_atomically
 
         out = Path("runs/reproduce") / self.table if self.out is None else self.out
 
@@ -60,7 +59,7 @@ class Reproduce:
 
         record = reproduce(settings, out, parallel=self.jobs, say=say, show=progress(out))
         for name, content in (("table.md", markdown(record)), ("table.tex", latex_table(record))):
-            write_atomically(out / name, partial(Path.write_text, data=content, encoding="utf-8"))
+            write_text(out / name, content)
         if self.json:
             print(json.dumps(record, indent=2))
         else:
@@ -87,7 +86,7 @@ def progress(out: Path) -> Callable[[Sequence[Job], Callable[[], None]], None]:
     def show(jobs: Sequence[Job], run: Callable[[], None]) -> None:
         from threading import Event, Thread
 
-        from lipcert.cli.certify import progress_bar
+        from lipcert.cli.common import progress as progress_bar
         from lipcert.experiments.budget import steps_done, steps_of
 
         total, finished = sum(steps_of(job.config) for job in jobs), Event()

@@ -17,7 +17,7 @@ from lipcert.experiments.plan import Job
 from lipcert.experiments.results import RunResult, read_run, spread
 from lipcert.experiments.runner import Stage, diverged, run_all
 from lipcert.experiments.scales import Planned, Settings, planned, scale_of
-from lipcert.training.checkpoint import write_json
+from lipcert.files import write_json
 
 Show = Callable[[Sequence[Job], Callable[[], None]], None]  # the jobs, and what runs them
 

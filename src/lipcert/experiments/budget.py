@@ -20,8 +20,9 @@ from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.paper import SIZES, TABLE_1
 from lipcert.experiments.plan import Job
 from lipcert.experiments.runner import diverged
+from lipcert.files import write_json
 from lipcert.models.build import build
-from lipcert.training.checkpoint import read_metrics, write_json
+from lipcert.records import RunFolder
 from lipcert.training.config import TrainConfig
 from lipcert.training.loop import spec_of
 
@@ -80,7 +81,7 @@ def steps_of(config: TrainConfig) -> int:
 
 def steps_done(out: Path, jobs: Sequence[Job]) -> int:
     """Steps in the metrics of the run folders: whole epochs."""
-    return sum(rows[-1]["step"] for job in jobs if (rows := read_metrics(out / job.name)))
+    return sum(rows[-1]["step"] for job in jobs if (rows := RunFolder(out / job.name).metrics))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.plan import Comparison, Job, Key, finals, slug, sweep
 from lipcert.experiments.results import RADII, RunResult, Spread, read_run, spread
 from lipcert.experiments.runner import Stage, diverged, run_all
-from lipcert.training.checkpoint import load_model, read_metrics, write_json
+from lipcert.files import write_json
+from lipcert.records import RunFolder
+from lipcert.training.checkpoint import load_model
 
 CHOSEN_BY = "certified 36/255"  # the field's headline number, on held-out training images
 
@@ -139,7 +141,7 @@ def _rates(plan: Comparison, out: Path, trials: list[Job]) -> dict[Key, float]:
     for job in trials:
         method = job.config.model.removesuffix(f"_{plan.size}")
         folder = out / job.name
-        score = -1.0 if diverged(folder) else read_metrics(folder)[-1][CHOSEN_BY]
+        score = -1.0 if diverged(folder) else RunFolder(folder).metrics[-1][CHOSEN_BY]
         scores.setdefault((job.config.data, method), {})[job.config.learning_rate] = score
     rates = {key: max(sorted(tried), key=lambda rate: tried[rate]) for key, tried in scores.items()}
     rows = [

@@ -16,7 +16,7 @@ from lipcert.experiments.accuracies import Show, accuracies
 from lipcert.experiments.paper import PAPER
 from lipcert.experiments.scales import Settings, scaled
 from lipcert.experiments.untrained import architectures, inference
-from lipcert.training.checkpoint import write_json
+from lipcert.files import write_json
 
 FORMAT = "lipcert-reproduce-1"
 

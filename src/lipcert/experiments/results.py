@@ -6,16 +6,14 @@ accuracy. certified ≤ attacked ≤ natural is checked for every row; a folder 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from lipcert.records import RADII as RADII
+from lipcert.records import RunFolder
 from lipcert.training.checkpoint import load_model
-
-RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
 
 
 @dataclass(frozen=True)
@@ -57,29 +55,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 def read_run(folder: Path) -> RunResult:
     """The figures of a run folder that was trained and certified, and perhaps attacked."""
-    rows = [json.loads(line) for line in (folder / "certified.jsonl").read_text(encoding="utf-8").splitlines()]
-    natural = sum(row["prediction"] == row["label"] for row in rows) / len(rows)
-    certified = {name: sum(row["radius"] > eps for row in rows) / len(rows) for name, eps in RADII.items()}
-    spent = _json(folder / "summary.json")["this_process"]
-    attacked = {}
-    if (folder / "attack.json").is_file():
-        for row in _json(folder / "attack.json")["rows"]:
-            attacked[row["eps"]] = Attacked(row["examples"], row["natural"], row["certified"], row["attacked"])
+    run = RunFolder(folder)
+    run.check()
+    assert run.natural is not None
+    certified = {name: run.certified(radius) or 0.0 for name, radius in RADII.items()}
+    attack = run.attacked
+    attacked = {
+        row.eps: Attacked(row.examples, row.natural, row.certified, row.attacked)
+        for row in (attack.rows if attack is not None else ())
+    }
     parameters = sum(parameter.numel() for parameter in load_model(folder).parameters())
-    result = RunResult(natural, certified, attacked, parameters, spent["cpu_seconds"], spent["peak_bytes"])
-    _require_ordered(folder, result)
-    return result
-
-
-def _require_ordered(folder: Path, result: RunResult) -> None:
-    wrong = [name for name, share in result.certified.items() if share > result.natural]
-    wrong += [name for name, row in result.attacked.items() if not row.certified <= row.attacked <= row.natural]
-    if wrong:
-        raise ValueError(
-            f"{folder} must have certified ≤ attacked ≤ natural accuracy at every radius; got another order at "
-            f"{', '.join(wrong)}. Its files do not belong together, or a certificate is wrong: report it."
-        )
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return RunResult(run.natural, certified, attacked, parameters, run.record.cpu_seconds, run.record.peak_bytes)

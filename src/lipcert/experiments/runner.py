@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lipcert.experiments.plan import Job
-from lipcert.training.checkpoint import write_json
+from lipcert.files import write_json
 
 
 @dataclass(frozen=True)

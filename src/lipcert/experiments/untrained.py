@@ -16,9 +16,9 @@ from lipcert.errors import DataNotFound
 from lipcert.experiments.inference import Times, time_test_set
 from lipcert.experiments.paper import DATA, SIZES, TABLE_1, TABLE_3, TABLE_4, Number, record_row
 from lipcert.experiments.scales import Settings, scale_of
+from lipcert.files import write_json
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
-from lipcert.training.checkpoint import write_json
 
 CERTIFIED_AT_FULL = 256  # images of the certificate that is timed at full scale: it runs on the CPU
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lipcert.reports.runs import Run
+from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 
 PACKAGES = ("lipcert", "torch", "numpy", "altair", "vl-convert-python", "jinja2")
@@ -25,8 +25,8 @@ def commands(run: Run, test_images: int | None) -> Iterator[str]:
     if run.config is not None and run.unfinished is None:
         yield train_command(run.config, where)
     elif run.imported is not None:
-        yield f"lipcert import {shlex.quote(str(run.imported.get('file', 'FILE')))} --out {where}"
-    if run.audit is not None:
+        yield f"lipcert import {shlex.quote(run.imported.file)} --out {where}"
+    if run.audited is not None:
         yield f"lipcert audit {where}"
     if run.examples is not None:
         some = test_images is not None and len(run.examples) < test_images

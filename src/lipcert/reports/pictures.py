@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lipcert.data.registry import load_data
-from lipcert.reports.runs import Run
+from lipcert.runs import Run
 
 COUNT = 8  # of each kind
 
@@ -40,13 +39,11 @@ class TestData:
 
 
 def load_test_data(run: Run) -> TestData:
-    """The test set that the config names, if it is on this machine and is the one that was certified."""
-    stored = run.config or run.imported or {}
-    name = stored.get("data")
-    if not isinstance(name, str):
+    """The test set that the run is about, if it is on this machine."""
+    if run.data is None:
         return TestData(missing="The run does not say which data set it is about.")
     try:
-        data = load_data(name, "test", root=stored.get("data_root"))
+        data = run.test_data()
     except (ValueError, OSError) as error:
         return TestData(missing=str(error))
     labels = [row.label for row in run.examples or ()]
@@ -62,11 +59,11 @@ def show_images(run: Run, data: TestData) -> tuple[tuple[TestImage, ...], tuple[
     least, most = right[:COUNT], right[: -COUNT - 1 : -1]
     uris, missing = {}, None
     try:
-        with safe_open(run.folder / "certificate.inputs.safetensors", framework="pt") as archive:
+        with safe_open(run.inputs_file, framework="pt") as archive:
             images = archive.get_slice("images")
             uris = {row.index: png_uri(images[row.index : row.index + 1][0]) for row in (*most, *least)}
     except (SafetensorError, OSError, IndexError):
-        missing = f"certificate.inputs.safetensors is missing or damaged. Run lipcert certify {run.where}."
+        missing = f"{run.inputs_file.name} is missing or damaged. Run lipcert certify {run.where} --restart."
     names = dict(enumerate(data.classes))
     shown = {
         row.index: TestImage(

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from lipcert.certified.certificate import sha256_of
+from lipcert.certified.network import Network
+from lipcert.records import RADII, AttackRecord, AttackRow, AuditRecord
 from lipcert.reports.commands import commands, versions
-from lipcert.reports.network import examine
 from lipcert.reports.pictures import TestImage, load_test_data, show_images
-from lipcert.reports.records import AttackRecord, AttackRow, AuditRecord
-from lipcert.reports.runs import Run
-from lipcert.reports.spectra import Spectrum
+from lipcert.reports.spectra import Spectrum, spectra_estimates
 from lipcert.reports.tables import decimals
 from lipcert.reports.verdict import Status, attack_name, status, verdict
+from lipcert.runs import Run
 
-RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
 FARTHEST = 8.0  # no curve is drawn beyond this radius: 2,040 points
 BINS = (0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.2, 0.25)
 CLAIM = (
@@ -149,7 +150,7 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
     """The report of ``runs``; ``show`` hears how many of them are done.
 
     Raises:
-        ValueError: where a certificate is about other weights than the run has.
+        ValueError: where the files of a run contradict each other.
     """
     names = {row.radius: row.eps for run in runs for attack in run.attacks for row in attack.rows}
     names |= {radius: eps for eps, radius in RADII.items()}
@@ -160,12 +161,12 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
     parts = []
     for done, run in enumerate(runs):
         show(done)
+        run.check()
         parts.append(_describe_run(run, [entry.radius for entry in radii], steps))
     return Report(radii=radii, largest_radius=steps / 255, runs=tuple(parts))
 
 
 def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
-    parameters, spectra = examine(run)
     data = load_test_data(run)
     most, least, images_missing = show_images(run, data)
     right = run.radii[run.correct]
@@ -174,9 +175,9 @@ def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
         folder=run.where,
         unfinished=run.unfinished,
         data=run.data,
-        model=run.model,
+        model=run.model_name,
         architecture=run.architecture,
-        parameters=parameters,
+        parameters=sum(parameter.numel() for parameter in run.model().parameters()),
         images=len(run.radii),
         test_images=data.count,
         status=status(run),
@@ -186,18 +187,33 @@ def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
         curve=tuple(float((run.radii > step / 255).mean()) for step in range(steps + 1)) if len(run.radii) else (),
         histogram=_histogram(run, steps / 255) if len(run.radii) else None,
         training=tuple({key: finite(value) for key, value in row.items()} for row in run.metrics),
-        audit=run.audit,
+        audit=run.audited,
         attacks=tuple(run.attacks),
-        layers=tuple(_layer(run, spectrum) for spectrum in spectra),
+        layers=tuple(_layer(run, spectrum) for spectrum in spectra_estimates(_frozen(run))),
         most_robust=most,
         least_robust=least,
         images_missing=images_missing,
         data_missing=data.missing,
         commands=tuple(commands(run, data.count)),
-        config=run.config if run.config is not None else run.imported,
+        config=run.config if run.imported is None else run.imported.model_dump(),
         sha256=run.sha256,
         data_sha256=data.sha256,
     )
+
+
+def _frozen(run: Run) -> Network:
+    """The frozen network, whose tensors must be exactly those of the certificate."""
+    written = run.record.frozen_from == run.weights and run.frozen_file.is_file()
+    with nullcontext() if written else run.alone():
+        frozen = run.frozen()
+    stored = frozen.state_dict()
+    for name, digest in run.certificate.tensors.items() if run.certificate else ():
+        if name not in stored or sha256_of(stored[name]) != digest:
+            raise ValueError(
+                f"{run.certificate_file} is not a certificate of model.safetensors: tensor {name} differs. Run "
+                f"lipcert certify {run.where} --restart."
+            )
+    return frozen
 
 
 def _accuracies(run: Run, radii: Sequence[float]) -> Iterator[Accuracies]:
@@ -228,7 +244,7 @@ def _histogram(run: Run, largest: float) -> Histogram:
 
 
 def _layer(run: Run, spectrum: Spectrum) -> Layer:
-    row = next((row for row in run.audit.layers if row.name == spectrum.name), None) if run.audit else None
+    row = next((row for row in run.audited.layers if row.name == spectrum.name), None) if run.audited else None
     upper = finite(row.upper) if row else None
     allowed = 1.0 if spectrum.kind == "residual" else upper
     return Layer(

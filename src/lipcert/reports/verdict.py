@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from lipcert.reports.records import AttackRecord
-from lipcert.reports.runs import Run
+from lipcert.records import AttackRecord
 from lipcert.reports.tables import decimals
+from lipcert.runs import Run
 
 Status = Literal["proved", "assumed", "not audited", "not certified", "refuted"]
 ATTACKS = {"autoattack": "AutoAttack", "pgd": "PGD", "quick": "a quick attack"}
@@ -47,9 +47,9 @@ def status(run: Run) -> Status:
         return "refuted"
     if not run.examples:
         return "not certified"
-    if run.audit is None:
+    if run.audited is None:
         return "not audited"
-    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audit.layers) else "proved"
+    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audited.layers) else "proved"
 
 
 def verdict(run: Run, test_images: int | None) -> Iterator[str]:
@@ -81,16 +81,16 @@ def _certified(run: Run, test_images: int | None) -> str:
 
 
 def _audited(run: Run) -> str:
-    if run.audit is None:
+    if run.audited is None:
         return f"The layers have not been audited: run lipcert audit {run.where}."
-    layers = run.audit.layers
+    layers = run.audited.layers
     bad = [layer for layer in layers if layer.verdict in ("REFUTED", "UNKNOWN")]
     if bad:
         return f"Layer {bad[0].name} ({bad[0].op}) is {bad[0].verdict}: do not rely on any number here."
     assumed = [layer.name for layer in layers if layer.verdict == "ASSUMED"]
     but = f" except {', '.join(assumed)}, for which the user declared a constant" if assumed else ""
     backbone, whole = (
-        constant(bound, 5).rstrip("0").rstrip(".") for bound in (run.audit.backbone, run.audit.lipschitz)
+        constant(bound, 5).rstrip("0").rstrip(".") for bound in (run.audited.backbone, run.audited.lipschitz)
     )
     return (
         f"All {len(layers)} layers are proved{but}. The Lipschitz constant is at most {backbone} before the last "

@@ -12,16 +12,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from lipcert.files import atomic_file
+from lipcert.records import RunFolder
 from lipcert.reports.figures import figures
 from lipcert.reports.report import Report, describe
 from lipcert.reports.robustbench import robustbench_entry
-from lipcert.reports.runs import Run
 from lipcert.reports.templates import fill, read_packaged
 from lipcert.reports.theme import COLORS, COMPACT, WIDE, Drawing, render, run_style
-from lipcert.training.checkpoint import write_atomically
+from lipcert.runs import Run
 
 SECTIONS = {
     "summary": "Summary",
@@ -56,18 +56,15 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             if path.is_file() and len(paths) > 1:
                 continue  # cmp/runs/* matches the logs and the settings beside the runs too
-            raise ValueError(f"{path} is not a run folder. Train a network first: lipcert train.")
-        here = [path] if _is_run(path) else sorted(filter(_is_run, path.rglob("*")))
+            raise ValueError(f"{path} is not a run folder. Train one with lipcert train.")
+        inside = (file.parent for file in path.rglob("run.json"))
+        here = [path] if RunFolder(path).exists else sorted(inside)
         if not here:
-            raise ValueError(f"{path} holds no run: there is no model.safetensors in it. Train one: lipcert train.")
+            RunFolder(path).require()  # says what is wrong
         folders += here
     if not folders:
         raise ValueError("expected at least one run folder, got none. Name one: lipcert report RUN.")
     return folders
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "model.safetensors").is_file()
 
 
 def write_report(
@@ -76,7 +73,7 @@ def write_report(
     """Write ``out``, an .html file, and beside it the folder ``<out without .html>_files``.
 
     Raises:
-        ValueError: where a certificate is about other weights than the run has.
+        ValueError: where the files of a run contradict each other; nothing is written.
     """
     total = 2 * len(runs) + 6
     report = describe(runs, lambda done: show(done, total))
@@ -95,7 +92,8 @@ def write_report(
     folder = out.with_name(f"{out.stem}_files")
     (folder / "robustbench").mkdir(parents=True, exist_ok=True)
     for path, data in (*((folder / name, data) for name, data in files.items()), (out, page.encode())):
-        write_atomically(path, partial(Path.write_bytes, data=data))
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(data)
     show(total, total)
     return Written(out, [folder / name for name in files], report, all(run.holds for run in runs))
 
