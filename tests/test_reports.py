@@ -1,7 +1,6 @@
 """Reports: every number follows from the records, the records must agree, and the page works in a real browser."""
 
 import base64
-import contextlib
 import fcntl
 import html.parser
 import io
@@ -30,20 +29,18 @@ from torch import nn
 
 import lipcert as lc
 from lipcert.certified.freeze import freeze
-from lipcert.cli.attack import Attack
-from lipcert.cli.audit import Audit
-from lipcert.cli.certify import Certify
 from lipcert.cli.report import Report
-from lipcert.cli.train import Train, parse_train
+from lipcert.cli.train import parse_train
+from lipcert.records import distinct_names
 from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
-from lipcert.reports.runs import load_runs
+from lipcert.reports.report import describe
 from lipcert.reports.spectra import spectra_estimates
 from lipcert.reports.theme import COLORS, run_style, themed_svg
 from lipcert.reports.verdict import constant, short
 from lipcert.reports.write import file_names, run_folders, write_report
+from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
-from test_training import command
 
 HOSTILE = "<img src=x onerror=alert(1)>&'\"`|_"  # a folder may be called so
 
@@ -53,15 +50,15 @@ def trained(tmp_path_factory):
     """``full``: trained, audited, certified, attacked; ``half``: another network, trained and certified."""
     folder = tmp_path_factory.mktemp("runs")
     torch.manual_seed(0)
-    quiet = contextlib.redirect_stdout(io.StringIO())
-    with quiet:
-        full, half = folder / "full", folder / "half"
-        assert Train(model="sll_nano", epochs=3, offset=0.7, temperature=0.1, threads=1, out=full).run() == 0
-        assert Certify(full).run() == Audit(full).run() == 0
-        assert Attack(full, examples=6, eps=("36/255", "0.5", "0.3"), method="pgd").run() == 0
-        assert Train(model="aol_nano", epochs=1, threads=1, out=half, overrides={"dense_layers": 1}).run() == 0
-        assert Certify(half, examples=100).run() == 0
-    return full, half
+    settings = {"model": "sll_nano", "epochs": 3, "offset": 0.7, "temperature": 0.1, "threads": 1}
+    full = lc.train(TrainConfig(**settings), folder / "full")
+    full.certify()
+    full.audit()
+    full.attack("pgd", examples=6, eps=("36/255", "0.5", "0.3"), command="lipcert attack full --method pgd")
+    other = TrainConfig(model="aol_nano", epochs=1, threads=1, overrides={"dense_layers": 1})
+    half = lc.train(other, folder / "half")
+    half.certify(examples=100)
+    return full.folder, half.folder
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +74,15 @@ def run(trained, tmp_path):
 
 
 def report(folders, out):
-    return write_report(load_runs(run_folders(folders)), out)
+    folders = run_folders(folders)
+    names = distinct_names(folders)
+    return write_report([Run(folder, name) for folder, name in zip(folders, names, strict=True)], out)
+
+
+def command(*words, cwd=None):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+    line = [sys.executable, "-m", "lipcert", *words]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300)
 
 
 def change(path, edit):
@@ -111,7 +116,7 @@ def test_every_share_follows_from_the_rows(trained, written):
         assert [image.radius for image in run.least_robust] == sorted(radii[right])[:8]
         assert all(rows[i.index]["radius"] == i.radius for i in (*run.most_robust, *run.least_robust))
     full, half = written.report.runs
-    attack = json.loads((trained[0] / "attack.json").read_text())
+    attack = json.loads((trained[0] / "attack-pgd.json").read_text())
     by_eps = {row["eps"]: row for row in attack["rows"]}
     assert {row.eps: row.attacked for row in full.attacked} == {eps: row["attacked"] for eps, row in by_eps.items()}
     whole, same, attacked = full.accuracies
@@ -190,7 +195,9 @@ def test_robustbench_entries_say_only_what_is_known(trained, written, run):
     assert half["autoattack_acc"] is None
     assert half["clean_acc"] == f"{100 * written.report.runs[1].natural:.2f}"
     standard = {"method": "autoattack", "attacks": ["apgd-ce", "apgd-t", "fab-t", "square"]}
-    change(run / "attack.json", lambda attack: attack.update(standard))
+    (run / "attack-pgd.json").rename(run / "attack-autoattack.json")
+    (run / "attack-pgd.jsonl").rename(run / "attack-autoattack.jsonl")
+    change(run / "attack-autoattack.json", lambda attack: attack.update(standard))
     again = report([run], run / "report.html")
     entry = json.loads((run / "report_files" / "robustbench" / "full.json").read_text())
     row = again.report.runs[0].attacked_at("0.5")
@@ -206,6 +213,40 @@ def test_the_train_command_gives_the_same_run(trained):
         assert words[:2] == ["lipcert", "train"]
         assert parse_train(words[2:]).settings() == TrainConfig(**config)
     assert train_command({"field": 1}, "old") == "lipcert train --config old/config.json --out NEW"
+
+
+def test_an_unfinished_training_is_told_and_has_no_recipe(run):
+    """A report offered ``lipcert train --epochs 60`` for weights of epoch 6."""
+    change(run / "run.json", lambda record: record.update(step=5, steps=18))
+    made = report([run], run / "report.html")
+    assert made.report.runs[0].unfinished == "training stopped at step 5 of 18"
+    assert [line.split()[1] for line in made.report.runs[0].commands] == ["audit", "certify", "attack", "check"]
+    page = made.page.read_text(encoding="utf-8")
+    ((_, notice),) = Parsed(page).all("p", role="note")
+    assert notice.startswith("full is unfinished: training stopped at step 5 of 18.")
+    for text in (page, (run / "report_files" / "report.md").read_text(encoding="utf-8")):
+        assert "There is no recipe for these weights: training stopped at step 5 of 18" in text
+        assert "lipcert train --model" not in text
+
+
+def test_every_attack_has_its_lines(run):
+    for kind in ("json", "jsonl"):
+        shutil.copy(run / f"attack-pgd.{kind}", run / f"attack-quick.{kind}")
+    change(run / "attack-quick.json", lambda attack: attack.update(method="quick", command="lipcert attack quick"))
+    full = describe([Run(run)]).runs[0]
+    assert [attack.method for attack in full.attacks] == ["pgd", "quick"]
+    lines = [line.what for line in full.accuracies]
+    assert lines == ["certified", "certified", "attacked by PGD", "certified", "attacked by a quick attack"]
+    assert full.attacked == full.attacks[0].rows  # the strongest is drawn
+    assert "lipcert attack quick" in full.commands
+    assert sum("robust accuracy of these images" in sentence for sentence in full.verdict) == 2
+
+
+def test_a_report_does_not_freeze_again(run):
+    """What is stored is what the numbers are about."""
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    describe([Run(run)])
+    assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
 
 
 # --- The estimates of the layers ---
@@ -283,23 +324,23 @@ def wrong_with_radius(rows):
 
 
 CONTRADICTIONS = {
-    "certified above attacked": (*attack_row(certified=0.9, attacked=0.5), "certified ≤ attacked.*36/255; got"),
+    "certified above attacked": (*attack_row(certified=0.9, attacked=0.5), "certified ≤ attacked.*at eps 36/255"),
     "attacked above natural": (*attack_row(attacked=1.0, natural=0.5), "attacked ≤ natural at eps 36/255"),
-    "a certified image broken": (*attack_row(broken_certified=1), r"eps 36/255; got 1 certified images broken"),
-    "other shares than the rows": (*attack_row(certified=0.0), "the shares of attack.jsonl at eps 36/255"),
+    "a certified image broken": (*attack_row(broken_certified=1), "eps 36/255.*1 certified images broken"),
+    "other shares than the rows": (*attack_row(certified=0.0), "shares at eps 36/255 are not those of its rows"),
     "an attack on other weights": (
-        "attack.json", lambda attack: attack.update(weights="0" * 64), "an attack of model.safetensors.*0000"
+        "attack-pgd.json", lambda attack: attack.update(weights="0" * 64), "about other weights.*0000"
     ),
     "an audit of other weights": (
-        "audit.json", lambda audit: audit.update(weights="0" * 64), "an audit of model.safetensors.*0000"
+        "audit.json", lambda audit: audit.update(weights="0" * 64), "about other weights.*0000"
     ),
-    "an attack on other images": ("attack.jsonl", swapped, "agree with certified.jsonl.*index 0, eps 36/255"),
-    "a radius for a wrong answer": ("certified.jsonl", wrong_with_radius, "radius 0 for a wrong answer"),
-    "a radius that nobody certified": ("certified.jsonl", enlarged, "the claims of certificate.json.*at index"),
-    "rows left out": ("certified.jsonl", lambda rows: rows.pop(3), r"rows 0, 1, ….*index 4 at 3"),
-    "a share beyond 1": (*attack_row(natural=1.5), r"expected attack.json; got rows.0.natural"),
-    "a word for a number": ("audit.json", lambda audit: audit.update(lipschitz="one"), "audit.json; got lipschitz"),
-    "no audit": ("audit.json", lambda audit: audit.clear(), r"audit.json; got ok: Field required\. Run lipcert"),
+    "an attack on other images": ("attack-pgd.jsonl", swapped, "disagree at index 0, eps 36/255"),
+    "a radius for a wrong answer": ("certified.jsonl", wrong_with_radius, "has a wrong answer and radius"),
+    "a radius that nobody certified": ("certified.jsonl", enlarged, "certificate.json differ at index"),
+    "rows left out": ("certified.jsonl", lambda rows: rows.pop(3), "row 3 has index 4"),
+    "a share beyond 1": (*attack_row(natural=1.5), "rows.0.natural"),
+    "a word for a number": ("audit.json", lambda audit: audit.update(lipschitz="one"), "lipschitz"),
+    "no audit": ("audit.json", lambda audit: audit.clear(), r"ok: Field required.*Run lipcert audit"),
 }  # fmt: skip
 
 
@@ -324,44 +365,55 @@ def test_a_broken_image_inside_its_radius_is_a_contradiction(run):
             if row["index"] == index:
                 row.update(outcome="broken", certified=False, distance=rows[index]["radius"] / 2)
 
-    change(run / "attack.jsonl", fall)
-    with pytest.raises(ValueError, match=f"agree with certified.jsonl.*index {index}"):
+    change(run / "attack-pgd.jsonl", fall)
+    with pytest.raises(ValueError, match=f"certified.jsonl disagree at index {index}"):
         report([run], run / "report.html")
 
 
 def test_a_certificate_of_other_weights_is_refused(trained, run):
+    """Every tensor of the certificate must be that of the frozen network, bit for bit."""
+
+    def flip(certificate):
+        name = next(iter(certificate["tensors"]))
+        certificate["tensors"][name] = "0" * 64
+
+    change(run / "certificate.json", flip)
+    with pytest.raises(ValueError, match=r"certificate.json is not a certificate of.*tensor 0\.0\.mean differs"):
+        report([run], run / "report.html")
     shutil.copy(trained[1] / "model.safetensors", run)
-    (run / "attack.json").unlink()
+    (run / "attack-pgd.json").unlink()
     (run / "audit.json").unlink()
-    with pytest.raises(ValueError, match=r"not a certificate of model.safetensors: tensor 0\.10\.bias"):
+    with pytest.raises(ValueError, match=r"certified.json is about other weights"):
         report([run], run / "report.html")
 
 
 def test_radii_and_verdicts_that_name_no_weights_are_refused(trained, run):
     """A report said "with a proof" of radii that belonged to other weights, where nothing was left to tell."""
     change(run / "audit.json", lambda audit: audit.pop("weights"))
-    with pytest.raises(ValueError, match=r"audit.json.*weights: Field required\. Run lipcert audit"):
+    with pytest.raises(ValueError, match=r"audit.json.*weights: Field required.*Run lipcert audit"):
         report([run], run / "report.html")
     (run / "audit.json").unlink()
     (run / "certificate.json").unlink()
-    with pytest.raises(ValueError, match=r"expected certificate.json beside it; got none\. Run lipcert certify"):
+    with pytest.raises(ValueError, match=r"has no certificate.json beside it.*Run lipcert certify"):
         report([run], run / "report.html")
 
 
-@pytest.mark.parametrize("file", ["audit.json", "certified.jsonl", "attack.jsonl", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["audit.json", "certified.jsonl", "attack-pgd.jsonl", "config.json", "metrics.jsonl", "run.json"]
+)
 def test_a_damaged_file_is_refused_by_name(run, file):
     content = (run / file).read_bytes()
     for damaged in (content[:-9] + b"\xff{", content[:-9], b"[1]\n"):
         (run / file).write_bytes(damaged)
         with pytest.raises(ValueError, match=re.escape(file)):
-            load_runs([run])
+            report([run], run / "report.html")
 
 
 def test_a_damaged_file_is_one_line_and_exit_code_2(run):
-    (run / "attack.json").write_text("{")
+    (run / "attack-pgd.json").write_text("{")
     result = command("report", str(run))
     assert result.returncode == 2
-    assert re.fullmatch(r"lipcert: .*attack\.json.*\n", result.stderr), result.stderr
+    assert re.fullmatch(r"lipcert: .*attack-pgd\.json.*\n", result.stderr), result.stderr
     assert not (run / "report.html").exists()
 
 
@@ -384,13 +436,13 @@ def test_bad_arguments_are_refused(run, tmp_path):
     for folders, out, message in (
         ([], "a.html", "at least one run folder"),
         ([tmp_path / "none"], "a.html", "none is not a run folder"),
-        ([run, run], "a.html", "full twice"),
+        ([run, run], "a.html", "full is named twice"),
         ([empty], "a.html", r"empty holds no run"),
         ([run / "config.json"], "a.html", r"config.json is not a run folder"),
     ):
         with pytest.raises(ValueError, match=message):
             report(folders, tmp_path / out)
-    with pytest.raises(ValueError, match=r"must name an \.html file; got .*a\.pdf"):
+    with pytest.raises(ValueError, match=r"must name an \.html file.*a\.pdf"):
         Report((run,), out=tmp_path / "a.pdf").run()
     assert file_names(["a/b", "a b", "..", "é"]) == ["a_b", "a_b~2", "run", "é"]
 
@@ -546,9 +598,9 @@ def test_figures_follow_the_theme(written):
 
 def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp_path):
     bare, again = tmp_path / HOSTILE, tmp_path / "deeper" / HOSTILE
-    for folder, files in ((bare, ["model.safetensors"]), (again, ["model.safetensors", "config.json"])):
+    for folder, files in ((bare, ["run.json"]), (again, ["run.json", "config.json"])):
         folder.mkdir(parents=True)
-        for file in files:
+        for file in ("model.safetensors", *files):
             shutil.copy(trained[0] / file, folder)
     change(again / "config.json", lambda config: config.update(data="</script><script>alert(1)//", model="<b>"))
     made = report([bare, again], tmp_path / "report.html")
@@ -790,7 +842,7 @@ def test_the_browser_sees_faults(browser, tmp_path, name):
 
 def test_the_command_says_where_everything_is(run, tmp_path):
     second = shutil.copytree(run, tmp_path / "second")
-    for file in ("attack.json", "attack.jsonl", "audit.json", "metrics.jsonl"):
+    for file in ("attack-pgd.json", "attack-pgd.jsonl", "audit.json", "metrics.jsonl"):
         (second / file).unlink()
     result = command("report", "full", "second", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
