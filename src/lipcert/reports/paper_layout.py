@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lipcert.reports.tables import markdown_table
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -69,18 +67,18 @@ def _ours(row: Mapping[str, Any], columns: Sequence[str], key: str) -> tuple[str
 
 
 def footnotes(record: Mapping[str, Any]) -> list[str]:
-    """What stands below the table: how to read it, what was not run, what was scaled, and the paper's own traps."""
+    """The notes below the table: how to read it, what was not run, what was scaled, and traps in the paper."""
     rows, notes = record["rows"], []
     if any(row["citation"] for row in rows):
-        notes.append("Quoted: the paper's figures for other methods, from their own papers.")
+        notes.append("Quoted: the numbers that the paper takes from the papers of other methods.")
     if any(row["ours"] is None and not row["note"] for row in rows):
-        notes.append("A model without a line of ours was not run.")
+        notes.append("A model without the line \"ours\" was not run.")
     seeds = max((row["seeds"] for row in rows), default=0)
     if seeds > 1:
         notes.append(f"Ours: mean over {seeds} seeds, ± the standard deviation.")
     notes += [
         f"{' '.join(filter(None, (row['data'], row['group'], row['model'])))}: the loss of {row['diverged']} of "
-        f"{row['diverged'] + row['seeds']} seeds became no number; ours is the mean of the others."
+        f"{row['diverged'] + row['seeds']} seeds became NaN; ours is the mean of the others."
         for row in rows
         if row["diverged"] and row["seeds"]
     ]
@@ -174,13 +172,17 @@ def _names(line: Line, stubs: Sequence[str]) -> tuple[str, ...]:
 
 def markdown(record: Mapping[str, Any]) -> str:
     """The table with its caption and footnotes."""
-    made = sheet(record)
-    blocks = [f"{block} {TITLES.get(c, c)}".strip() for block in made.blocks for c in made.columns]
-    body, above = [], ("",) * len(made.stubs)
-    for names, line in made.lines:
-        shown = ["" if names[: i + 1] == above[: i + 1] else name for i, name in enumerate(names)]
-        body.append([*shown, line.source, *line.cells])
-        above = names
-    table = markdown_table([*made.stubs, "source", *blocks], body)
-    notes = "\n".join(f"- {note}" for note in footnotes(record))
-    return f"**{title(record)}.** The paper's caption: {record['paper']['caption']}\n\n{table}\n\n{notes}\n"
+    from lipcert.reports.templates import fill
+
+    layout = sheet(record)
+    heads = [
+        f"{block} {TITLES.get(column, column)}".strip() for block in layout.blocks for column in layout.columns
+    ]
+    return fill(
+        "paper.md",
+        title=title(record),
+        caption=record["paper"]["caption"],
+        header=[*layout.stubs, "source", *heads],
+        lines=layout.lines,
+        notes=footnotes(record),
+    )
