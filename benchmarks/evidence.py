@@ -35,9 +35,10 @@ from lipcert.experiments.compare import CHOSEN_BY, Row, finished_rows, plain
 from lipcert.experiments.cost import inference_seconds, step_seconds
 from lipcert.experiments.plan import Comparison, slug
 from lipcert.experiments.results import Spread, read_run, spread
+from lipcert.files import atomic_file, write_json
 from lipcert.models.build import build
+from lipcert.records import METHODS, RunFolder
 from lipcert.reports.tables import markdown_table
-from lipcert.training.checkpoint import write_atomically, write_json
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
@@ -122,8 +123,7 @@ def measure_memory(path: Path) -> dict:
             for name in ("model", "data", "steps", "batch_size", "learning_rate", "schedule", "offset", "augment"):
                 words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
             subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-            summary = json.loads(Path(folder, "run/summary.json").read_text(encoding="utf-8"))
-        row["peak_bytes"] = summary["this_process"]["peak_bytes"]
+            row["peak_bytes"] = RunFolder(f"{folder}/run").record.peak_bytes
     return record | {"memory": f"python benchmarks/evidence.py --memory {path}"}
 
 
@@ -447,9 +447,11 @@ def main() -> None:
         command = f"lipcert reproduce {record['table']} --scale {record['scale']} --seeds {record['seeds']}"
         write_json(arguments.out, {"command": command, **record})
     if arguments.attacked:
-        write_json(arguments.out.with_suffix(".json"), json.loads((arguments.attacked / "attack.json").read_text()))
-        rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
-        write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
+        run = RunFolder(arguments.attacked)
+        file = next(path for path in map(run.attack_file, METHODS) if path.is_file())
+        write_json(arguments.out.with_suffix(".json"), json.loads(file.read_text(encoding="utf-8")))
+        with atomic_file(arguments.out.with_suffix(".jsonl.gz")) as path:
+            path.write_bytes(gzip.compress(file.with_suffix(".jsonl").read_bytes(), mtime=0))
     if arguments.docs:
         for name in ("README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"):
             path = ROOT / name

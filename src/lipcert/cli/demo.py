@@ -36,6 +36,7 @@ class Demo:
 
         from lipcert.cli.common import emit, radii_table
         from lipcert.errors import positive_int
+        from lipcert.records import RunFolder
 
         positive_int("epochs", self.epochs)
         if not 0 <= self.seed < 2**63:
@@ -62,13 +63,13 @@ class Demo:
         log.replace(folder / "demo.log")
         rows = shares(folder)
         emit(
-            {"shares": rows, "report": str(folder / "report.html")},
+            {"shares": rows, "report": str(RunFolder(folder).report_file)},
             self.json,
             radii_table(rows, "Digits: accuracy within an L2 radius (%)"),
             "Certified: proved, no change of the image of that L2 norm changes the answer.\n"
             "Attacked: still right after short APGD-CE, PGD and Square attacks, on the first\n"
             f"{POINTS} images only; `lipcert attack` is the full one. One seed, a toy data set.\n"
-            f"Report, open it in a browser: {folder / 'report.html'}",
+            f"Report, open it in a browser: {RunFolder(folder).report_file}",
         )
         return 0
 

@@ -30,7 +30,7 @@ class Report:
         from lipcert.runs import Run
 
         alone = len(self.run_folders) == 1
-        out = self.out or (self.run_folders[0] if alone else Path()) / "report.html"
+        out = self.out or Run(self.run_folders[0] if alone else Path()).report_file
         if out.suffix != ".html":
             raise ValueError(f"--out must name an .html file, got {out}.")
         folders = run_folders(self.run_folders)

@@ -34,11 +34,10 @@ def save_state(file: Path, state: dict[str, Any]) -> None:
         torch.save(state, path)
 
 
-def load_state(folder: Path) -> dict[str, Any]:
-    """The last complete training state of a run folder."""
-    path = folder / "state.pt"
+def load_state(path: Path) -> dict[str, Any]:
+    """The last complete training state of a run, from its file."""
     if not path.is_file():
-        raise ValueError(f"{folder} holds no state.pt to resume from. Start the run without --resume.")
+        raise ValueError(f"there is no {path} to resume from. Start the run without --resume.")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or foreign file

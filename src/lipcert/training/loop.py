@@ -151,7 +151,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the last checkpoint."""
-        state = load_state(self.run.folder)
+        state = load_state(self.run.state_file)
         if state["config"] != self.config.model_dump_json() or state["spec"] != self.spec.model_dump_json():
             raise ValueError(
                 f"{self.run.folder} holds a run with other settings. Resume it as it was, or choose another --out."
@@ -236,8 +236,6 @@ class Trainer:
             self._read_losses()
         if not self.main:
             return
-        for path in self.run.results():  # they are about weights that are replaced now
-            path.unlink()
         state = {
             "format": "lipcert-state-2",
             "config": self.config.model_dump_json(),
@@ -249,6 +247,8 @@ class Trainer:
             "sums": dict(self.sums),
         }
         save_weights(self.run.model_file, self.average or self.plain.state_dict(), self.spec)
+        for path in self.run.results():  # they are about the weights that were there before
+            path.unlink()
         self.run.write_metrics(self.rows)
         self.run.write_record(
             step=self.step,
