@@ -622,6 +622,10 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
         if path.suffix == ".md":
             text = re.sub(r"(```+)\w+\n.*?\n\1", "", path.read_text(encoding="utf-8"), flags=re.S)
             assert "<" not in text
+        if path.suffix == ".tex":
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(r" \\")]
+            assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {8}
+            assert sum(r"(1)>\&'" in line for line in lines) == 2
     if CHROMIUM:
         with Browser() as browser:
             browser.open(made.page)
