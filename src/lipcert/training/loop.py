@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
@@ -68,11 +67,10 @@ class Finished:
 
 def spec_of(config: TrainConfig, train: ImageData) -> ModelSpec:
     """The architecture, fitted to the images: their shape, classes and mean, unless the overrides say otherwise."""
-    sums = train.images.numpy().sum(axis=(0, 2, 3), dtype=np.int64)  # torch would first make a copy in int64
     fitted: dict[str, Any] = {
-        "image_shape": tuple(train.images.shape[1:]),
+        "image_shape": train.image_shape,
         "num_classes": len(train.classes),
-        "mean": tuple(round(total / (255 * train.images[:, 0].numel()), 6) for total in sums.tolist()),
+        "mean": tuple(round(mean, 6) for mean in train.channel_means()),
     }
     return model_spec(config.model, **{**fitted, **config.overrides})
 
@@ -140,14 +138,13 @@ def train(
     loss_of = make_loss(config)
     augment = augmentation(config.augment)
     board = Board(folder if config.tensorboard and main else None)
-    images = training.images
     saved = began = time.monotonic()
     cpu = time.process_time()
     with _stop_signals() as stopped:
         while step < total:
             epoch, index = divmod(step, steps_per_epoch)
-            batch = _order(config.seed, epoch, len(images))[index * config.batch_size :][: config.batch_size]
-            inputs, labels = _share(config, augment, accelerator, images[batch], training.labels[batch], step)
+            batch = _order(config.seed, epoch, len(training))[index * config.batch_size :][: config.batch_size]
+            inputs, labels = _share(config, augment, accelerator, training, batch, step)
             for group in optimizer.param_groups:
                 factor = learning_rate_factor((step + 1) / total, config.schedule)
                 group["lr"] = config.learning_rate * factor
@@ -226,18 +223,19 @@ def _share(
     config: TrainConfig,
     augment: Augmentation,
     accelerator: Accelerator,
-    images: Tensor,
-    labels: Tensor,
+    data: ImageData,
+    batch: Tensor,
     step: int,
 ) -> tuple[Tensor, Tensor]:
     """The augmented inputs of this process: the random numbers are those of the global batch, a row per image."""
     generator = torch.Generator().manual_seed(config.seed * 1_000_003 + 500_009 * (step + 1))
-    numbers = augment.draw(len(labels), generator)
+    numbers = augment.draw(len(batch), generator)
     world, rank = accelerator.num_processes, accelerator.process_index
-    part = slice(rank, len(labels) // world * world, world) if len(labels) >= world else slice(None)
-    inputs = augment.apply(images[part].float() / 255, numbers[part]).to(accelerator.device)
+    part = slice(rank, len(batch) // world * world, world) if len(batch) >= world else slice(None)
+    images, labels = data[batch[part]]
+    inputs = augment.apply(images, numbers[part]).to(accelerator.device)
     # Channels last: the same products, 1.4 times as fast on a CPU, and what tensor cores want.
-    return inputs.contiguous(memory_format=torch.channels_last), labels[part].to(accelerator.device)
+    return inputs.contiguous(memory_format=torch.channels_last), labels.to(accelerator.device)
 
 
 def _blend(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
@@ -258,15 +256,14 @@ def _evaluate(
     kept = {k: v.clone() for k, v in model.state_dict().items()} if average is not None else None
     if average is not None:
         model.load_state_dict(average)
-    share = slice(accelerator.process_index, None, accelerator.num_processes)
-    images, labels = data.images[share], data.labels[share]
+    share = torch.arange(accelerator.process_index, len(data), accelerator.num_processes)
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
         count_hits = evaluate(model)
-        for start in range(0, len(labels), 512):
-            part = slice(start, start + 512)
-            inputs = (images[part].float() / 255).to(accelerator.device, memory_format=torch.channels_last)
-            for name, value in count_hits(inputs, labels[part].to(accelerator.device)).items():
+        for batch in share.split(512):
+            images, labels = data[batch]
+            inputs = images.to(accelerator.device, memory_format=torch.channels_last)
+            for name, value in count_hits(inputs, labels.to(accelerator.device)).items():
                 sums[name] = sums.get(name, 0) + value.double().sum()
     if kept is not None:
         model.load_state_dict(kept)
