@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Split = Literal["train", "test"]
-BLOCK = 1 << 24  # bytes of images that are visited at a time
+BLOCK = 1 << 22  # bytes of images that are visited at a time
 
 
 @dataclass(frozen=True)
