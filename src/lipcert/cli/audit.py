@@ -19,10 +19,14 @@ class Audit:
     """Print audit.json instead of the table."""
 
     def run(self) -> int:
-        import json
-
+        if self.run_folder.suffix in (".onnx", ".pt2"):
+            raise ValueError(
+                f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
+                "or a file of lipcert export --to torch."
+            )
         from lipcert.certified.audit import audit
         from lipcert.certified.freeze import freeze
+        from lipcert.cli.common import emit
         from lipcert.exporters.files import exported_shape, load_frozen
         from lipcert.training.checkpoint import load_model, load_spec, weights_sha256, write_json
 
@@ -35,5 +39,5 @@ class Audit:
         if self.run_folder.is_dir():
             record |= {"weights": weights_sha256(self.run_folder)}
             write_json(self.run_folder / "audit.json", record)
-        print(json.dumps(record, indent=2) if self.json else report)
+        emit(record, self.json, str(report))
         return 0 if report.ok else 1

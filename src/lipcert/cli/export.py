@@ -25,17 +25,17 @@ class Export:
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, or its model.safetensors."""
     to: Literal["torch", "torch-export", "onnx", "safetensors"]
-    """torch and safetensors are for lipcert.load_frozen, the second with the certificate inside; the others run."""
+    """torch and safetensors are files for lipcert.load_frozen (the second has the certificate), others run."""
     out: Path | None = None
-    """The file; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
+    """The file to write; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
-        import json
         import math
 
         from lipcert.certified.freeze import freeze
+        from lipcert.cli.common import emit
         from lipcert.exporters.export import ExportChanged, export
         from lipcert.exporters.files import Certificate
         from lipcert.training.checkpoint import load_model, load_spec
@@ -43,13 +43,11 @@ class Export:
         folder = self.run_folder if self.run_folder.is_dir() else self.run_folder.parent
         out = folder / NAMES[self.to] if self.out is None else self.out
         if out.name in TAKEN:
-            raise ValueError(f"--out must not have the name of a file of a run; got {out.name}. Choose another.")
+            raise ValueError(f"{out.name} is the name of a file of a run; choose another --out.")
         model = load_model(self.run_folder)
         certificate = Certificate.of_folder(folder)
         if certificate is None and self.to == "safetensors":
-            raise ValueError(
-                f"safetensors needs certificate.json in {folder}; got none. Run lipcert certify first."
-            )
+            raise ValueError(f"--to safetensors needs a certificate; run lipcert certify {folder} first.")
         try:
             report = export(
                 freeze(model),
@@ -61,18 +59,14 @@ class Export:
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
-        if self.json:
-            allowed = report.allowed if math.isfinite(report.allowed) else None
-            found = {
-                "path": str(report.path),
-                "to": report.to,
-                "tensors": report.tensors,
-                "certificate": report.certificate is not None,
-                "lipschitz": report.lipschitz,
-                "difference": report.difference,
-                "allowed": allowed,
-            }
-            print(json.dumps(found, indent=2))
-        else:
-            print(report)
+        record = {
+            "path": str(report.path),
+            "to": report.to,
+            "tensors": report.tensors,
+            "certificate": report.certificate is not None,
+            "lipschitz": report.lipschitz,
+            "difference": report.difference,
+            "allowed": report.allowed if math.isfinite(report.allowed) else None,
+        }
+        emit(record, self.json, str(report))
         return 0
