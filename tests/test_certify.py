@@ -18,7 +18,7 @@ from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
 from lipcert.verified.rounding import U32, U64
-from test_training import ENVIRONMENT, command
+from processes import ENVIRONMENT, command
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.models.published import MEANS, from_published, read_published
 from lipcert.training.checkpoint import load_model
-from test_training import command
+from processes import command
 
 
 class PaperConv(nn.Module):
