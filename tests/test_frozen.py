@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lipcert as lc
+from full import full
 from golden import hostile_layer
 from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.ops import Residual
@@ -96,7 +97,7 @@ def test_freezing_is_explicit_and_leaves_no_link():
 @pytest.mark.parametrize("name", list_models("*_nano"))
 def test_every_method_freezes_to_the_same_answers(name):
     torch.manual_seed(0)
-    model = lc.create_model(name, image_shape=(1, 8, 8)).eval()
+    model = lc.create_model(name, image_shape=(1, 8, 8), **full({}, {"conv_layers": 1, "dense_layers": 1})).eval()
     x = torch.rand(64, 1, 8, 8)
     with torch.no_grad():
         ours, theirs = freeze(model).double()(x.double()), model.double()(x.double())
