@@ -18,7 +18,7 @@ from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
 from lipcert.verified.rounding import U32, U64
-from processes import ENVIRONMENT, command, in_process
+from processes import ENVIRONMENT, command
 
 
 @pytest.fixture(scope="module")
@@ -327,11 +327,11 @@ def test_the_certificate_is_accepted_and_fields_change_nothing_silently(trained,
 def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     run = tmp_path / "run"
     assert command("train", "--model=sll_nano", "--epochs=2", "--threads=1", "--out", str(run)).returncode == 0
-    audited = in_process("audit", str(run))
+    audited = command("audit", str(run))
     assert audited.returncode == 0, audited.stderr
     assert "PROVED" in audited.stdout
     assert json.loads((run / "audit.json").read_text())["ok"]
-    certified = in_process("certify", str(run), "--examples=60", "--eps", "0.1", "36/255")
+    certified = command("certify", str(run), "--examples=60", "--eps", "0.1", "36/255")
     assert certified.returncode == 0, certified.stderr
     assert "36/255" in certified.stdout
     rows = [json.loads(line) for line in (run / "certified.jsonl").read_text().splitlines()]
@@ -356,23 +356,23 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     assert [row["prediction"] for row in rows] == [row["prediction"] for row in again]
     assert [row["radius"] for row in again] == pytest.approx([row["radius"] for row in rows], rel=1e-9, abs=1e-12)
     assert two.stdout.count("Check it") == 1
-    checked = in_process("check", str(run))
+    checked = command("check", str(run))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     words = ["export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")]
-    assert in_process(*words).returncode == 0
-    exported = in_process("audit", str(tmp_path / "net.safetensors"))
+    assert command(*words).returncode == 0
+    exported = command("audit", str(tmp_path / "net.safetensors"))
     assert exported.returncode == 0, exported.stderr
     rows_of = lambda text: [line.split()[1:3] for line in text.splitlines() if "PROVED" in line]  # noqa: E731
     assert rows_of(exported.stdout) == rows_of(audited.stdout)
     weights = (run / "certificate.safetensors").read_bytes()
     (run / "certificate.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    assert in_process("check", str(run)).returncode in (1, 2)
+    assert command("check", str(run)).returncode in (1, 2)
     for words in (
         ["certify", str(tmp_path / "none")],
         ["certify", str(run), "--eps", "a"],
         ["check", str(tmp_path)],
     ):
-        done = in_process(*words)
+        done = command(*words)
         assert done.returncode == 2, done
         assert "Traceback" not in done.stderr
 

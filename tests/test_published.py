@@ -12,7 +12,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.models.published import MEANS, from_published, read_published
 from lipcert.training.checkpoint import load_model
-from processes import in_process
+from processes import command
 
 
 class PaperConv(nn.Module):
@@ -97,7 +97,7 @@ def write(path, size=32, classes=10, **shape):
 @pytest.mark.parametrize(("size", "classes"), MEANS)
 def test_the_imported_network_is_the_same_function(tmp_path, size, classes):
     network = write(tmp_path / "model.ckpt-99.pth", size, classes).double()
-    done = in_process("import", str(tmp_path / "model.ckpt-99.pth"), "--out", str(tmp_path / "run"))
+    done = command("import", str(tmp_path / "model.ckpt-99.pth"), "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert "3 convolutions of 6 channels, 2 dense layers" in done.stdout
     ours = load_model(tmp_path / "run").double()
@@ -163,7 +163,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, monkeypatch):
     (tmp_path / "short.pth").write_bytes((tmp_path / "evil.pth").read_bytes()[:60])
     torch.save([1, 2], "list.pth")
     for name in ("evil.pth", "short.pth", "list.pth", "none.pth"):
-        done = in_process("import", name, "--out", "run")
+        done = command("import", name, "--out", "run")
         assert done.returncode == 2, done
         assert len(done.stderr.strip().splitlines()) == 1
         assert not (tmp_path / "run").exists()
@@ -171,4 +171,4 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, monkeypatch):
     write(tmp_path / "good.pth")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()
-    assert "new or empty folder" in in_process("import", "good.pth", "--out", "run").stderr
+    assert "new or empty folder" in command("import", "good.pth", "--out", "run").stderr
