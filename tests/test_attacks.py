@@ -142,7 +142,7 @@ def test_inputs_that_are_no_images_are_attacked_without_square():
 
 def test_it_is_the_standard_evaluation_of_pyautoattack(run_folder, monkeypatch):
     images, labels = digits(24)
-    model, eps = lc.freeze(lc.load_model(run_folder)), 0.5
+    model, eps = lc.freeze(lc.load(run_folder)), 0.5
     fast, _ = in_both_precisions(model)  # rounding decides where a path goes
     official = AutoAttack(fast, norm="L2", eps=eps, seed=seed_of(5, eps, 0), version="standard")
     assert official.attacks_to_run == list(autoattack.STANDARD)
@@ -606,7 +606,7 @@ def proved(folder, turned=False):
     """The same radii, certified here."""
     data = load_digits("test")
     images, labels = (data.inputs().flip(0), data.labels.flip(0)) if turned else (data.inputs(), data.labels)
-    return lc.certify(lc.freeze(lc.load_model(folder)), images[:80], labels[:80]).radii.tolist()
+    return lc.certify(lc.freeze(lc.load(folder)), images[:80], labels[:80]).radii.tolist()
 
 
 def test_what_is_certified_is_about_these_weights(run_copy, tmp_path, claimed):

@@ -18,7 +18,7 @@ from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
 from lipcert.verified.rounding import U32, U64
-from test_training import ENVIRONMENT, command
+from processes import ENVIRONMENT, command
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +358,8 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     assert two.stdout.count("Check it") == 1
     checked = command("check", str(run))
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert command("export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")).returncode == 0
+    words = ["export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")]
+    assert command(*words).returncode == 0
     exported = command("audit", str(tmp_path / "net.safetensors"))
     assert exported.returncode == 0, exported.stderr
     rows_of = lambda text: [line.split()[1:3] for line in text.splitlines() if "PROVED" in line]  # noqa: E731

@@ -18,7 +18,8 @@ from lipcert.experiments.results import checked, spread
 from lipcert.jobs import open_store, open_workers
 from lipcert.records import RunFolder
 from lipcert.reports.tables import latex, markdown_table
-from processes import ENVIRONMENT, alive, children_of, command, start_cluster
+from processes import ENVIRONMENT, command
+from workers import alive, children_of, start_cluster
 
 FLAGS = ["--methods", "sll", "orthogonal", "--size", "nano", "--seconds", "0.4", "--seeds", "2", "--attack", "none"]
 

@@ -5,22 +5,14 @@ parameters; LIPCERT_FULL=1 compares all of it.
 """
 
 import functools
-import os
 
 import pytest
 
 import golden
 import lipcert as lc
-from table import HOSTILE, LAYERS
+from table import LAYERS, kinds
 
-FULL = bool(os.environ.get("LIPCERT_FULL"))
 stored = functools.cache(golden.load)
-
-
-def kinds_for(name):
-    """Three of the kinds, others for the next layer."""
-    start = 5 * list(LAYERS).index(name)
-    return list(HOSTILE) if FULL else [list(HOSTILE)[(start + step) % len(HOSTILE)] for step in (0, 7, 12)]
 
 
 @pytest.fixture
@@ -33,14 +25,14 @@ def recorded():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_stored_and_proved(name, recorded):
-    for kind in kinds_for(name):
+    for kind in kinds(name):
         new = golden.proof_of(lc.freeze(golden.hostile_layer(name, kind)), LAYERS[name].shape, kind)
         assert golden.difference(recorded["proofs"][f"{name} | {kind}"], new) is None, kind
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_layers(name, recorded):
-    for kind in kinds_for(name):
+    for kind in kinds(name):
         old, new = recorded["training"][f"{name} | {kind}"], golden.training_of(name, kind)
         assert golden.training_difference(old, new, golden.TRAINING) is None, kind
 

@@ -12,7 +12,7 @@ import pytest
 
 from counting import counting
 from lipcert.jobs import call, locked_log, open_store, open_workers
-from processes import alive, children_of, start_cluster
+from workers import alive, children_of, start_cluster
 
 
 def wait_for(condition, seconds=120):

@@ -19,6 +19,11 @@ class Audit:
     """Print audit.json instead of the table."""
 
     def run(self) -> int:
+        if self.run_folder.suffix in (".onnx", ".pt2"):
+            raise ValueError(
+                f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
+                "or a file of lipcert export --to torch."
+            )
         from lipcert.certified.audit import audit
         from lipcert.certified.freeze import freeze
         from lipcert.cli.common import emit

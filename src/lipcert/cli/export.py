@@ -24,9 +24,9 @@ class Export:
     """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
-        import json
         import math
 
+        from lipcert.cli.common import emit
         from lipcert.exporters.export import ExportChanged
         from lipcert.runs import Run
 
@@ -35,18 +35,14 @@ class Export:
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
-        if self.json:
-            allowed = report.allowed if math.isfinite(report.allowed) else None
-            found = {
-                "path": str(report.path),
-                "to": report.to,
-                "tensors": report.tensors,
-                "certificate": report.certificate is not None,
-                "lipschitz": report.lipschitz,
-                "difference": report.difference,
-                "allowed": allowed,
-            }
-            print(json.dumps(found, indent=2))
-        else:
-            print(report)
+        record = {
+            "path": str(report.path),
+            "to": report.to,
+            "tensors": report.tensors,
+            "certificate": report.certificate is not None,
+            "lipschitz": report.lipschitz,
+            "difference": report.difference,
+            "allowed": report.allowed if math.isfinite(report.allowed) else None,
+        }
+        emit(record, self.json, str(report))
         return 0
