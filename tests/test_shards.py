@@ -44,7 +44,7 @@ def rows(folder, method="quick"):
     return RunFolder(folder).attack_file(method).with_suffix(".jsonl").read_bytes()
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

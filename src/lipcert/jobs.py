@@ -11,6 +11,7 @@ reads standard input, a pipe that its starter holds open, and sends itself SIGTE
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import runpy
@@ -187,7 +188,7 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
             f"--cluster must be the address of a Dask scheduler with workers; got {cluster} ({reason}). Start both "
             "with dask scheduler and dask worker."
         ) from None
-    with client:
+    with dask.utils.silence_logging_cmgr(logging.CRITICAL), client:  # a lost cluster is told in one sentence
         _require_shared(client, folder)
         remote = client.get_executor(pure=False)
         try:
