@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lipcert.algebra.bounds import AOL, SLL, Rescaled, without_dead_columns
 from lipcert.algebra.gram import absolute_gram
-from lipcert.algebra.rowsums import AOL, SLL, Rescaled, without_dead_columns
 from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
 from lipcert.certified import foreign, ops
 from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
