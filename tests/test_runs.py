@@ -126,7 +126,8 @@ def test_certified_rows_without_a_record_are_not_believed(run):
     run.certified_file.unlink()
     run.refresh()
     images = run.test_data().take(slice(0, 6), split="test")
-    assert list(run._claims(images, lambda done, total: None).radii) == truth
+    found = list(run._claims(images, lambda done, total: None).radii)
+    assert found == pytest.approx(truth, rel=1e-12)  # sums of another batch are added in another order
 
 
 def change_json(path, **changes):

@@ -66,7 +66,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     path = folder / ".lock"
     with path.open("a+", encoding="utf-8") as file:
-        if not _try_lock(file.fileno()):
+        if not try_lock(file.fileno()):
             file.seek(0)
             owner = file.read(20).strip() or "unknown"
             raise ValueError(f"{folder} is in use by another lipcert process ({owner}). Wait for it, or stop it.")
@@ -77,7 +77,8 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until every copy of its descriptor is closed, even those of child processes."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -272,6 +272,7 @@ class Run(RunFolder):
         data: str | None = None,
         data_root: str | Path | None = None,
         jobs: int = 1,
+        cluster: str | None = None,
         restart: bool = False,
         command: str = "",
         show: Callable[[int, int, int], object] = _silent,
@@ -280,13 +281,14 @@ class Run(RunFolder):
         """Attack the answers that are right and not certified, and write attack-METHOD.json and its rows.
 
         A killed attack goes on from its finished parts. Certified answers are attacked too with ``everything``.
+        ``jobs`` processes work on it, or those of the Dask scheduler at the address ``cluster``.
         """
         from importlib.metadata import version
 
         from lipcert.attacks.attack import attacks_of
         from lipcert.attacks.evidence import record_of
-        from lipcert.attacks.parts import Parts, attack_in_shards
-        from lipcert.attacks.shards import SHARD, attackers
+        from lipcert.attacks.shards import SHARD, attack_in_shards
+        from lipcert.jobs import open_store, open_workers
 
         positive_int("examples", examples)
         positive_int("jobs", jobs)
@@ -328,14 +330,25 @@ class Run(RunFolder):
                 "torch": torch.__version__,
                 "pyautoattack": version("pyautoattack"),
             }
-            parts = Parts(self.attack_parts(method), decides, write=write_json, restart=restart)
-            inputs = as_inputs(images.images).numpy()
-            with attackers(self.frozen(), jobs) as attacker:
+            parts, inputs = self.attack_parts(method), as_inputs(images.images).numpy()
+            with (
+                open_workers(jobs, cluster, self.folder) as workers,
+                open_store(parts, decides, what="an unfinished attack", restart=restart) as store,
+            ):
                 rows, seconds = attack_in_shards(
-                    inputs, claims, radii, method, seed, parts, attacker, everything=everything, show=show
+                    self.frozen(),
+                    inputs,
+                    claims,
+                    radii,
+                    method,
+                    seed,
+                    store,
+                    workers if jobs > 1 or cluster else None,
+                    everything=everything,
+                    show=show,
                 )
-            record = self.write_attack(record_of(settings, rows, command, seconds), rows)
-            parts.remove()
+                record = self.write_attack(record_of(settings, rows, command, seconds), rows)
+                store.remove()
         return record
 
     def _claims(self, images: ImageData, show: Show) -> Any:

@@ -37,6 +37,8 @@ class Attack:
     """Random seed."""
     jobs: int = 1
     """Number of processes, with one thread each; it changes the time only."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers run the processes instead."""
     restart: bool = False
     """Drop the attack of this method that is in the run folder, and begin again."""
     json: bool = False
@@ -60,6 +62,7 @@ class Attack:
                 data=self.data,
                 data_root=self.data_root,
                 jobs=self.jobs,
+                cluster=self.cluster,
                 restart=self.restart,
                 command=self.command(),
                 show=lambda done, total, worked: show(done, total),
@@ -98,7 +101,7 @@ class Attack:
         words = ["lipcert", "attack", where]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("run_folder", "jobs", "restart", "json") or value == field.default:
+            if field.name in ("run_folder", "jobs", "cluster", "restart", "json") or value == field.default:
                 continue
             words.append(f"--{field.name.replace('_', '-')}")
             words += [] if value is True else [str(v) for v in (value if isinstance(value, tuple) else [value])]
