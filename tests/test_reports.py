@@ -37,7 +37,7 @@ from lipcert.reports.pictures import png_uri
 from lipcert.reports.report import describe
 from lipcert.reports.spectra import spectra_estimates
 from lipcert.reports.theme import COLORS, run_style, themed_svg
-from lipcert.reports.verdict import constant, short
+from lipcert.reports.verdict import constant, lower, short
 from lipcert.reports.write import file_names, run_folders, write_report
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
@@ -139,6 +139,7 @@ def test_printed_bounds_are_rounded_up_and_radii_down():
     assert constant(1.0) == "1.000000000"
     assert constant(math.nextafter(1.0, 2)) == "1.000000001"
     assert constant(math.inf) == constant(None) == "∞"
+    assert lower(0.9999999) == "0.999999"
     radii = {0.9999: "0.999", 0.01: "0.010", 0.009999: "0.0099", 0.0001: "0.00010", 0.0: "0.000", 12.3456: "12.345"}
     for radius, text in radii.items():
         assert short(radius) == text
@@ -424,7 +425,8 @@ def test_a_comparison_is_all_its_runs(run, tmp_path):
         shutil.copytree(run, runs / name)
         (runs / f"{name}.log").write_text("a log")
         (runs / f"{name}.config.json").write_text("{}")
-    (tmp_path / "cmp" / "compare.json").write_text("{}")
+    shutil.copytree(run, tmp_path / "cmp" / "sweep" / "trial")
+    (tmp_path / "cmp" / "comparison.json").write_text("{}")
     assert run_folders([tmp_path / "cmp"]) == [runs / "a", runs / "b"]
     assert run_folders(sorted(runs.iterdir())) == [runs / "a", runs / "b"]
     assert run_folders([run, tmp_path / "cmp"]) == [run, runs / "a", runs / "b"]
