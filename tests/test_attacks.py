@@ -7,10 +7,8 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -144,7 +142,7 @@ def test_inputs_that_are_no_images_are_attacked_without_square():
 
 def test_it_is_the_standard_evaluation_of_pyautoattack(run_folder, monkeypatch):
     images, labels = digits(24)
-    model, eps = lc.freeze(lc.load_model(run_folder)), 0.5
+    model, eps = lc.freeze(lc.load(run_folder)), 0.5
     fast, _ = in_both_precisions(model)  # rounding decides where a path goes
     official = AutoAttack(fast, norm="L2", eps=eps, seed=seed_of(5, eps, 0), version="standard")
     assert official.attacks_to_run == list(autoattack.STANDARD)
@@ -608,7 +606,7 @@ def proved(folder, turned=False):
     """The same radii, certified here."""
     data = load_digits("test")
     images, labels = (data.inputs().flip(0), data.labels.flip(0)) if turned else (data.inputs(), data.labels)
-    return lc.certify(lc.freeze(lc.load_model(folder)), images[:80], labels[:80]).radii.tolist()
+    return lc.certify(lc.freeze(lc.load(folder)), images[:80], labels[:80]).radii.tolist()
 
 
 def test_what_is_certified_is_about_these_weights(run_copy, tmp_path, claimed):
@@ -662,94 +660,6 @@ def test_two_and_three_classes_of_one_channel(classes, tmp_path):
     assert record["rows"][0]["attacked"] < record["rows"][0]["natural"]
     assert lipcert("attack", folder, *FEW, "--eps", "0.5").returncode == 0
     assert_rows_are_sound(rows_in(folder), folder)
-
-
-# ---- shards
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def parts_of(folder):
-    return sorted(p for p in (folder / "attack.parts").glob("*.json") if p.name != "settings.json")
-
-
-LONG = ("--method", "quick", "--examples", "120", "--all", "--eps", "0.5", "1")
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(run_folder, tmp_path_factory):
-    folder = Path(shutil.copytree(run_folder, tmp_path_factory.mktemp("whole") / "run"))
-    assert lipcert("attack", folder, *LONG).returncode == 0
-    return (folder / "attack.jsonl").read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_same_rows(run_copy, uninterrupted):
-    result = lipcert("attack", run_copy, *LONG, "--jobs", "2")
-    assert (result.returncode, complaints(result.stderr)) == (0, [])
-    assert (run_copy / "attack.jsonl").read_bytes() == uninterrupted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_killed_attack_goes_on_where_it_was(run_copy, uninterrupted, jobs):
-    words = command("attack", run_copy, *LONG, "--jobs", jobs)
-    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: len(parts_of(run_copy)) >= 1)
-    children = children_of(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_for(lambda: not any(map(alive, children)))  # nobody works on for a dead parent
-    assert (len(children) > 0) == (jobs > 1) or not Path("/proc/self/task").is_dir()
-    left = parts_of(run_copy)
-    assert not (run_copy / "attack.jsonl").exists()
-    for part in left:  # an hour each: they are read, not worked out again
-        part.write_text(json.dumps({**json.loads(part.read_text()), "cpu_seconds": 3600.0}), encoding="utf-8")
-    other = lipcert("attack", run_copy, *LONG, "--seed", "1")
-    assert other.returncode == 2
-    assert other.stderr.startswith("lipcert: ")
-    assert "unfinished attack with seed 0; got 1" in other.stderr
-    assert "--restart" in other.stderr
-    assert other.stderr.count("\n") == 1
-    assert lipcert("attack", run_copy, *LONG).returncode == 0
-    assert (run_copy / "attack.jsonl").read_bytes() == uninterrupted
-    record = json.loads((run_copy / "attack.json").read_text(encoding="utf-8"))
-    assert 3600 * len(left) < record["cpu_seconds"] < 3600 * (len(left) + 1)
-    assert not (run_copy / "attack.parts").exists()
-
-
-def children_of(pid):
-    file = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in file.read_text().split()] if file.exists() else []
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_other_weights_and_damaged_parts_are_not_mixed_in(run_copy):
-    words = ("--method", "pgd", "--examples", "40", "--eps", "0.5")
-    assert lipcert("attack", run_copy, *words).returncode == 0
-    whole = (run_copy / "attack.jsonl").read_bytes()
-    parts = run_copy / "attack.parts"
-    parts.mkdir()
-    (parts / "settings.json").write_text("{", encoding="utf-8")
-    for text in ("{", "[]", '{"weights": "0"}'):
-        (parts / "settings.json").write_text(text, encoding="utf-8")
-        result = lipcert("attack", run_copy, *words)
-        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-        assert "--restart" in result.stderr
-    assert (run_copy / "attack.jsonl").read_bytes() == whole  # what was there is unchanged
-    assert lipcert("attack", run_copy, *words, "--restart").returncode == 0
-    assert (run_copy / "attack.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize(

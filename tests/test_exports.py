@@ -29,7 +29,7 @@ from lipcert.cli.export import Export
 from lipcert.exporters import export as export_module
 from lipcert.exporters import programs
 from lipcert.exporters.export import ExportChanged, example_inputs, export, float32_bound
-from lipcert.exporters.files import Certificate, exported_shape
+from lipcert.exporters.files import Certificate, exported_shape, load_frozen
 from lipcert.models.presets import model_spec
 from lipcert.training.checkpoint import save_weights
 
@@ -183,7 +183,7 @@ def test_a_compiled_network_computes_the_same_and_is_audited(frozen, name):
 def test_load_frozen_gives_the_same_network(frozen, tmp_path, name):
     network, shape = frozen[name]
     report = export(network, tmp_path / "n.safetensors", to="torch", input_shape=shape)
-    again = lc.load_frozen(tmp_path / "n.safetensors")
+    again = load_frozen(tmp_path / "n.safetensors")
     x = example_inputs(shape, 3)
     assert torch.equal(again(x), network(x))
     assert again.state_dict().keys() == network.state_dict().keys()
@@ -222,7 +222,7 @@ def test_load_frozen_keeps_the_activation(by_activation, tmp_path, name):
     network, shape = by_activation[name]
     path = tmp_path / "n.safetensors"
     export(network, path, to="torch", input_shape=shape)
-    again, x = lc.load_frozen(path), 10 * example_inputs(shape, 3) - 5
+    again, x = load_frozen(path), 10 * example_inputs(shape, 3) - 5
     assert [m.sigma for m in again.modules() if isinstance(m, Residual)] == [SLOPE_RESTRICTED[name]] * 3
     assert [kind["op"] for kind in layers_of(path) if "activation" in kind] == [
         "residual_conv",
@@ -232,7 +232,7 @@ def test_load_frozen_keeps_the_activation(by_activation, tmp_path, name):
     assert torch.equal(again(x), network(x))
     for other in SLOPE_RESTRICTED.keys() - {name}:
         rewritten(path, layer(0, activation=other), "lipcert_nodes")
-        assert not torch.equal(lc.load_frozen(path)(x), network(x))
+        assert not torch.equal(load_frozen(path)(x), network(x))
 
 
 def layers_of(path):
@@ -430,7 +430,7 @@ def test_safetensors_carries_the_certificate(run, tmp_path, capsys):
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[key], expected[key]) for key in expected)
     x = example_inputs((1, 8, 8))
-    assert torch.equal(lc.load_frozen(out)(x), lc.load_frozen(run)(x))
+    assert torch.equal(load_frozen(out)(x), load_frozen(run)(x))
     shutil.copy(run / "certificate.inputs.safetensors", tmp_path)
     content = {**json.loads(text), "weights": "c.safetensors"}  # the checker takes the exported file itself
     (tmp_path / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
@@ -445,7 +445,7 @@ def lipcert(*words):
 
 def test_a_certificate_of_another_network_is_refused(run, tmp_path):
     folder = copied(run, tmp_path)
-    model = lc.load_model(folder)
+    model = lc.load(folder)
     with torch.no_grad():
         model[1].bias[0] += 1
     save_weights(folder, model.state_dict(), model_spec("sll_nano", **SMALL))
@@ -597,10 +597,10 @@ def test_a_hostile_file_is_refused_in_one_line(frozen, tmp_path, change):
     network, shape = frozen["convolutions"]
     path = tmp_path / "n.safetensors"
     export_module.write_network(path, export_module.describe(prove(network, shape)))
-    lc.load_frozen(path)
+    load_frozen(path)
     rewritten(path, change, "lipcert_nodes")
     with pytest.raises(ValueError, match=r"node|network|tensor|certificate|file|folder|model") as refusal:
-        lc.load_frozen(path)
+        load_frozen(path)
     assert len(str(refusal.value).splitlines()) == 1
 
 
@@ -610,13 +610,13 @@ def test_every_layer_of_the_file_is_run(tmp_path):
     path = tmp_path / "n.safetensors"
     export(lc.freeze(network), path, to="torch", input_shape=(3,))
     rewritten(path, layer(1, name="0.x.y"), "lipcert_nodes")
-    x, again = torch.randn(4, 3), lc.load_frozen(path)
+    x, again = torch.randn(4, 3), load_frozen(path)
     assert torch.equal(again(x), 0.5 * x.relu())
     assert 0.5 <= lc.audit(again, (3,)).lipschitz <= 0.5 * (1 + 1e-8)
     assert torch.equal(lc.freeze(again)(x), 0.5 * x.relu())
     rewritten(path, layer(1, name="0.op"), "lipcert_nodes")  # a name that the layer above has already
     with pytest.raises(ValueError, match=r"torch allows; got .*op"):
-        lc.load_frozen(path)
+        load_frozen(path)
 
 
 def test_a_name_twice_in_the_json_is_refused(frozen, tmp_path):
@@ -629,7 +629,7 @@ def test_a_name_twice_in_the_json_is_refused(frozen, tmp_path):
     header["__metadata__"]["lipcert_nodes"] = note
     path.write_bytes(joined(header, data))
     with pytest.raises(ValueError, match="is no network exported by lipcert"):
-        lc.load_frozen(path)
+        load_frozen(path)
 
 
 def joined(header, data):
@@ -670,7 +670,7 @@ def test_a_tensor_of_another_kind_is_refused(run, tmp_path, change, certified):
         said = {"format": "lipcert-frozen-2", "input_shape": [1, 8, 8], "nodes": content["nodes"]}
         save_file(tensors, path, metadata={"lipcert_nodes": json.dumps(said)})
     with pytest.raises(ValueError, match=r"node|network|tensor|certificate|file") as refusal:
-        lc.load_frozen(path)
+        load_frozen(path)
     assert len(str(refusal.value).splitlines()) == 1
 
 
@@ -710,7 +710,7 @@ def test_a_malformed_certificate_is_refused_in_one_line(run, tmp_path, change):
     content = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
     change(content)
     (folder / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
-    for load in (lc.load_frozen, lc.CertifiedModel, lc.CertifiedModel.from_pretrained):
+    for load in (load_frozen, lc.CertifiedModel, lc.CertifiedModel.from_pretrained):
         with pytest.raises(ValueError, match=r"node|network|tensor|certificate|file|folder|model") as refusal:
             load(folder)
         assert len(str(refusal.value).splitlines()) == 1
@@ -791,7 +791,7 @@ def test_random_changes_of_the_header_raise_nothing_but_value_errors(tmp_path, c
         }
         path.write_bytes(joined(header, data))
         try:
-            again = lc.load_frozen(path)
+            again = load_frozen(path)
         except ValueError as refusal:
             messages.append(str(refusal))
             continue
@@ -812,14 +812,14 @@ def test_damaged_and_foreign_files_are_refused(run, tmp_path):
     for bad in (whole[:-1], whole[:50], b"", whole + b"\0", whole[:-1] + bytes([whole[-1] ^ 1])):
         good.write_bytes(bad)
         with pytest.raises(ValueError, match=r"node|network|tensor|certificate|file"):
-            lc.load_frozen(good)
+            load_frozen(good)
     good.write_bytes(whole)
     rewritten(good, lambda said: said["inputs"].update(about="better data"), "lipcert_certificate")
     with pytest.raises(ValueError, match="sha256"):
-        lc.load_frozen(good)
+        load_frozen(good)
     for path in (tmp_path, tmp_path / "nothing", run / "model.safetensors"):
         with pytest.raises(ValueError, match=r"node|network|tensor|certificate|file"):
-            lc.load_frozen(path)
+            load_frozen(path)
 
 
 # --- The hub ---

@@ -21,6 +21,7 @@ from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.certified import ops
 from lipcert.certified.freeze import prove
 from lipcert.certified.network import INPUT, Network, Node
+from lipcert.exporters.files import load_frozen
 from processes import program
 
 
@@ -1137,7 +1138,7 @@ def test_a_folded_scale_is_exported(factor, tmp_path):
     torch.manual_seed(0)
     network = lc.freeze(nn.Sequential(lc.ResidualLinear(8, 16), lc.NormalizedHead(8, 5), lc.layers.Scale(factor)))
     lc.export(network, tmp_path / "frozen.safetensors", to="torch", input_shape=(8,))
-    stored = lc.load_frozen(tmp_path / "frozen.safetensors").state_dict()
+    stored = load_frozen(tmp_path / "frozen.safetensors").state_dict()
     assert all(torch.equal(value, stored[name]) for name, value in network.state_dict().items())
 
 

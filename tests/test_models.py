@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 import lipcert as lc
 from full import full
@@ -135,25 +134,27 @@ def test_dividing_by_std_costs_radius():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"depth": 3}, "Extra inputs are not permitted"),
-        ({"num_classes": 1}, "greater than or equal to 2"),
+        ({"depth": 3}, "a model has no field 'depth'; its fields are method, layout"),
+        ({"num_class": 5}, "no field 'num_class'; did you mean 'num_classes'"),
+        ({"num_classes": 1}, "num_classes must be greater than or equal to 2, got 1"),
         ({"channels": 2}, "channels must be at least .*12; got 2"),
         ({"mean": (0.5,)}, "one value per image channel, 3; got 1"),
-        ({"method": "svd"}, "Input should be"),
+        ({"method": "svd"}, "method must be 'sll'.*, got 'svd'"),
         ({"image_shape": (3, 0, 32)}, "all positive"),
         ({"layout": "kw_large"}, r"layout kw_large has .*\(1, 1, 4, 2\); got \(2, 1, 4, 3\)"),
         ({"layout": "patches"}, "changes its width, which a residual cannot; got sll"),
     ],
 )
 def test_specs_refuse_nonsense(overrides, message):
-    with pytest.raises(ValidationError, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=message) as error:
         model_spec("sll_nano", **overrides)
+    assert "\n" not in str(error.value)
 
 
 def test_registry():
     assert "sll_tiny" in lc.list_models("sll*")
     assert lc.list_models("nothing*") == []
-    with pytest.raises(ValueError, match=r"a name that `lipcert models` lists, like .*got 'resnet'"):
+    with pytest.raises(ValueError, match=r"no model 'resnet'; did you mean .*`lipcert models`"):
         lc.create_model("resnet")
     with pytest.raises(ValueError, match="exists already"):
         lc.register_model("sll_tiny", lambda **overrides: None)

@@ -24,6 +24,7 @@ from lipcert.certified.freeze import as_network, prove
 from lipcert.certified.functions import FUNCTIONS
 from lipcert.certified.ops import Function
 from lipcert.exporters.export import export
+from lipcert.exporters.files import load_frozen
 from lipcert.verified.rounding import U32, U64
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even")  # torch warns of a copy, once
@@ -624,7 +625,7 @@ def test_a_file_keeps_every_bit(name, tmp_path):
     network, shape = headed(name)
     frozen, path = lc.freeze(network), tmp_path / "n.safetensors"
     export(frozen, path, to="torch", input_shape=shape)
-    x, again = points(shape, torch.float32), lc.load_frozen(path)
+    x, again = points(shape, torch.float32), load_frozen(path)
     assert torch.equal(run(again, x), run(frozen, x))
     first, second = prove(frozen, shape), prove(again, shape)
     assert [part.proof.lipschitz for part in second.parts] == [part.proof.lipschitz for part in first.parts]

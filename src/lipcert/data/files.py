@@ -25,16 +25,10 @@ LARGEST_FILE, LARGEST_ARRAY = 2 << 30, 64 << 30
 RATIO, SLACK = 200, 64 << 20
 DEPTH = 6  # folders below the one that was named; tiny-imagenet-200 needs four
 DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    gzip.BadGzipFile,
-    RuntimeError,
-    IndexError,
-    OverflowError,
-    MemoryError,
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile),
+    *(RuntimeError, IndexError, OverflowError, MemoryError),
 )
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -45,19 +39,23 @@ class Files:
     names: tuple[str, ...]
     read: Callable[[str], bytes]
 
-    def ending(self, name: str) -> str:
-        """The one name whose last part is ``name``; the shallowest if there are several."""
+    def has(self, *names: str) -> bool:
+        """Whether there is a file with one of these names, in any folder."""
+        return any(name.rsplit("/", 1)[-1] in names for name in self.names)
+
+    def find(self, name: str) -> tuple[bytes, str]:
+        """Return the content of the file called ``name``, the shallowest if there are several, and where it is."""
         found = sorted((n for n in self.names if n.rsplit("/", 1)[-1] == name), key=lambda n: (n.count("/"), n))
         if not found:
             raise DataNotFound(
                 f"{self.path}: expected a file {name}; got none. The copy is incomplete: fetch it again."
             )
-        return found[0]
+        return self.read(found[0]), f"{self.path}: {found[0]}"
 
 
 @contextmanager
 def open_files(path: Path) -> Iterator[Files]:
-    """The files under a folder or inside a .tar, .tar.gz or .zip."""
+    """Open a folder, a .tar, a .tar.gz or a .zip."""
     if path.is_dir():
         yield Files(path, tuple(sorted(_walk(path))), lambda name: _read_plain(path / name))
     elif not path.exists():
@@ -74,7 +72,8 @@ def open_files(path: Path) -> Iterator[Files]:
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    with damaged(path):
+    """Open a zip archive whose members are stored or deflated."""
+    with name_damage(path):
         archive = zipfile.ZipFile(path)
     for info in archive.infolist():
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -86,16 +85,12 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 @contextmanager
-def damaged(path: Path | str) -> Iterator[None]:
-    """Whatever a library says about broken bytes, as one ValueError that names the file."""
+def name_damage(path: Path | str) -> Iterator[None]:
+    """Turn whatever a library says about broken bytes into one ValueError that names the file."""
     try:
         yield
     except (*DAMAGE, OSError) as error:
-        if (
-            isinstance(error, OSError)
-            and not isinstance(error, gzip.BadGzipFile)
-            and error.errno not in (None, errno.EINVAL)
-        ):
+        if isinstance(error, OSError) and not isinstance(error, DAMAGE) and error.errno not in (None, errno.EINVAL):
             raise  # the disk, not the file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path}: expected a whole file; got a damaged one ({reason}). Fetch it again.") from error
@@ -136,8 +131,8 @@ def _read_plain(path: Path) -> bytes:
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     check_size(f"{path}: {info.filename}", info.file_size, info.compress_size)
-    with damaged(f"{path}: {info.filename}"), archive.open(info) as member:
-        return member.read()
+    with name_damage(f"{path}: {info.filename}"):
+        return archive.read(info)
 
 
 class _Bounded:
@@ -158,13 +153,12 @@ class _Bounded:
 
 
 def _read_tar(path: Path) -> dict[str, bytes]:
-    size = path.stat().st_size
     contents = {}
-    with damaged(path), path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
+    with name_damage(path), path.open("rb") as raw:
+        packed = raw.read(2) == GZIP
         raw.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
-        bounded = _Bounded(path, stream, min(LARGEST_FILE, SLACK + RATIO * size))
+        bounded = _Bounded(path, stream, min(LARGEST_FILE, SLACK + RATIO * path.stat().st_size))
         try:
             with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r|") as archive:
                 for member in archive:
