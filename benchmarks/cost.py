@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lipcert.algebra.gram import Columns, absolute_gram
 from lipcert.losses import OffsetCrossEntropy
 from lipcert.models.build import create_model
-from lipcert.training.memory import peak_bytes
+from lipcert.training.loop import peak_bytes
 
 Record = dict[str, Any]
 COMMAND = "python benchmarks/cost.py --out results/scaling.json --docs docs/scaling.md"
@@ -99,7 +99,7 @@ def as_written(columns: Columns, a: Tensor, sample: int | None = None) -> Tensor
 
 def formula() -> Any:
     """Inside, T is computed ``as_written``."""
-    return mock.patch("lipcert.algebra.rowsums.absolute_product", as_written)
+    return mock.patch("lipcert.algebra.bounds.absolute_product", as_written)
 
 
 def count_model(name: str) -> Record:

@@ -1,4 +1,4 @@
-"""What the commands share: printing a record, tables, a progress bar and the radii of ``--eps``."""
+"""What the commands share: printing a record, tables and a progress bar."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,13 +52,18 @@ def emit(record: Any, as_json: bool, *parts: RenderableType) -> None:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
 
-def make_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table for a terminal: the first column on the left, the others on the right."""
+def make_table(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    justify: Literal["left", "right"] = "right",
+) -> Table:
+    """Return a table for a terminal: the first column on the left, the others as ``justify`` says."""
     from rich.table import Table
 
     table = Table(title=title)
     for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify=justify if index else "left")
     for row in rows:
         table.add_row(*row)
     return table
@@ -114,22 +118,3 @@ def progress(title: str) -> Iterator[Show]:
     finally:
         if bar.live.is_started:  # one that never started would print an empty line
             bar.stop()
-
-
-def parse_radii(eps: Sequence[str]) -> dict[str, float]:
-    """Return {text: radius} of the words after ``--eps``, numbers or fractions such as 36/255.
-
-    Raises:
-        ValueError: for a word that is not a number of at least 0, or if there is none.
-    """
-    radii: dict[str, float] = {}
-    for text in eps:
-        try:
-            radii[text] = float(Fraction(text))
-        except (ValueError, ZeroDivisionError, OverflowError):
-            raise ValueError(f"--eps takes numbers or fractions such as 36/255, got {text!r}.") from None
-        if radii[text] < 0:
-            raise ValueError(f"--eps must be at least 0, got {text!r}.")
-    if not radii:
-        raise ValueError("--eps needs at least one radius, such as 36/255.")
-    return radii
