@@ -29,6 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from lipcert.errors import name_extra
 from lipcert.files import locked, try_lock, write_json
 
 T = TypeVar("T")
@@ -175,10 +176,8 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
             stop.set()
             executor.shutdown(cancel_futures=True)
         return
-    try:
+    with name_extra("--cluster"):
         dask: Any = import_module("distributed")
-    except ImportError:
-        raise ValueError("--cluster needs Dask. Install it with: pip install 'lipcert[cluster]'") from None
     try:
         client = dask.Client(cluster, timeout=ANSWER, set_as_default=False)
         client.wait_for_workers(1, timeout=3 * ANSWER)
