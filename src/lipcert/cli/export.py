@@ -24,9 +24,9 @@ class Export:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, or its model.safetensors."""
-    to: Literal["torch", "torch-export", "onnx", "safetensors"]
-    """torch and safetensors are files for lipcert.load_frozen (the second has the certificate), others run."""
-    out: Path | None = None
+    to: Annotated[Literal["torch", "torch-export", "onnx", "safetensors"], tyro.conf.arg(metavar="FORMAT")]
+    """torch or safetensors for lipcert.load_frozen (the second with the certificate), torch-export, or onnx."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The file to write; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lipcert.errors import name_extra
+
 
 class Board:
     """TensorBoard events of the rows, written by the first process if the config asks for them."""
@@ -12,13 +14,8 @@ class Board:
     def __init__(self, folder: Path | None) -> None:
         self.writer: Any = None
         if folder is not None:
-            try:
+            with name_extra("--tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ValueError(
-                    "--tensorboard needs the package tensorboard; got none installed. Run pip install "
-                    "'lipcert[tensorboard]', or read metrics.jsonl, which has the same rows."
-                ) from None
             self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, row: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class TrainConfig(ReadableErrors, BaseModel):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of torch; None leaves torch's choice."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (pip install tensorboard)."""
+    """Also write TensorBoard events into the run folder (extra 'train')."""
 
     @model_validator(mode="after")
     def _settings_are_of_the_loss(self) -> TrainConfig:
