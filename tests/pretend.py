@@ -31,7 +31,7 @@ LOSSES = {
     "kr": lc.losses.KR,
     "hkr": lc.losses.HKR,
 }
-MODELS = ("sll_nano", "aol_nano", "cpl_nano", "sandwich_nano", "cayley_nano", "soc_5")
+MODELS = ("sll_nano", "soc_5")
 
 
 def register() -> None:
@@ -116,10 +116,14 @@ def head_step(name: str) -> None:
 
 
 def cases(full: bool) -> list[tuple]:
-    """The steps to try. Unless ``full``, one size and one padding of every layer and bound."""
+    """The steps to try. Unless ``full``, one size, padding and activation of every layer and bound."""
     kinds = {}
     for name in LAYERS:
-        kinds.setdefault(re.sub(r"-(circular|even|groups|overpadded)|-?k?\(?\d.*$", "", name), name)
+        if name.startswith("residual") or "_" not in name:  # a form of a bound that residuals have, too
+            variant = (
+                r"-(circular|even|groups|overpadded|zeros|to|elu|tanh|sigmoid|softplus|leaky_relu)|-?k?\(?\d.*$"
+            )
+            kinds.setdefault(re.sub(variant, "", name), name)
     layers = list(LAYERS) if full else list(kinds.values())
     return [
         *((layer_step, name) for name in layers),
