@@ -7,8 +7,6 @@ how it is refused does not matter here.
 import copy
 import dataclasses
 import math
-import subprocess
-import sys
 import threading
 import warnings
 from fractions import Fraction
@@ -24,6 +22,7 @@ from lipcert.certified import ops
 from lipcert.certified.freeze import prove
 from lipcert.certified.network import INPUT, Network, Node
 from lipcert.exporters.files import load_frozen
+from processes import program
 
 
 def linear(*rows, bias=None):
@@ -564,7 +563,7 @@ classify(x)
 
 
 def test_nothing_is_claimed_while_subnormal_numbers_are_flushed():
-    result = subprocess.run([sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False)
+    result = program(FLUSHING)
     assert result.returncode == 0, result.stderr
 
 
@@ -615,8 +614,7 @@ assert refused == %s
 def test_settings_of_float32_precision(setting, refused):
     if not hasattr(torch.backends, "fp32_precision"):
         pytest.skip("this torch has no such settings")
-    program = PRECISION % (setting, refused)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = program(PRECISION % (setting, refused))
     assert result.returncode == 0, result.stderr
 
 
