@@ -1,21 +1,42 @@
-"""The command line as a process of its own, as a user starts it."""
+"""The command line and programs in processes of their own, without importing torch for two seconds in each.
 
+A server imports lipcert once and forks for each call. Without ``os.fork``, and for tests that pass options of
+``subprocess``, a new Python starts, as it does for a user.
+"""
+
+import atexit
+import functools
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager
+import tempfile
+import traceback
+from importlib import import_module
 from pathlib import Path
-
-import pytest
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 
 
-def command(*words, timeout=400, **options):
+def command(*words, timeout=400, cwd=None, **options):
+    """Run ``lipcert WORDS`` to its end: exit code, stdout and stderr."""
+    if hasattr(os, "fork") and not options:
+        return _forked("lipcert", [str(word) for word in words], timeout, cwd)
+    return _started(["-m", "lipcert", *words], timeout, cwd=cwd, **options)
+
+
+def program(code, timeout=400, new=False):
+    """Run Python code to its end, with every warning an error; of the imports too in a new Python."""
+    if hasattr(os, "fork") and not new:
+        return _forked("program", [code], timeout, None)
+    return _started(["-W", "error", "-c", code], timeout)
+
+
+def _started(words, timeout, **options):
     return subprocess.run(
-        [sys.executable, "-m", "lipcert", *words],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -25,40 +46,72 @@ def command(*words, timeout=400, **options):
     )
 
 
-@contextmanager
-def start_cluster(folder):
-    """A Dask scheduler and two worker processes of one thread: its address, and the workers."""
-    pytest.importorskip("distributed")
-    file, path = folder / "scheduler.json", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    started = []
+def _forked(kind, words, timeout, cwd):
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("out", "err")]
+        server = _server()
+        task = {"kind": kind, "words": words, "timeout": timeout, "cwd": str(cwd or Path.cwd()), "files": files}
+        print(json.dumps(task, default=str), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        said = [file.read_text(encoding="utf-8") for file in files]
+    if code == -signal.SIGALRM:
+        raise subprocess.TimeoutExpired(words, timeout)
+    return subprocess.CompletedProcess(words, code, *said)
 
-    def start(module, *words):
-        words = [sys.executable, "-m", f"distributed.cli.{module}", *words, "--scheduler-file", str(file)]
-        with (folder / "log").open("a") as log:
-            environment = {**ENVIRONMENT, "PYTHONPATH": path}
-            started.append(subprocess.Popen(words, env=environment, cwd=folder, stdout=log, stderr=log))
 
+@functools.cache
+def _server():
+    """The server of this process. It ends with it, and is waited for, so that its time counts."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, __file__], env=ENVIRONMENT, **pipes)
+    atexit.register(server.communicate)
+    return server
+
+
+def _serve():
+    import lipcert
+
+    home = Path(lipcert.__file__).parent
+    for path in sorted(home.rglob("*.py")):
+        if path.stem not in ("__init__", "__main__"):
+            import_module(".".join(path.relative_to(home.parent).with_suffix("").parts))
+    gc.freeze()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os._exit(_exit_code(json.loads(line)))  # a usual end would take apart every imported module
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _exit_code(task):
+    code = 1
     try:
-        start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        while not file.is_file():
-            assert started[0].poll() is None, (folder / "log").read_text()
-            time.sleep(0.02)
-        for _ in range(2):
-            start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard")
-        yield json.loads(file.read_text())["address"], started[1:]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+        _run(**task)
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
-def children_of(pid):
-    files = Path(f"/proc/{pid}/task").glob("*/children")  # any thread may have started them
-    return [int(word) for file in files for word in file.read_text().split()]
+def _run(kind, words, timeout, cwd, files):
+    signal.alarm(timeout)
+    for number, name in enumerate([os.devnull, *files]):
+        file = os.open(name, os.O_RDWR | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(cwd)
+    if kind == "lipcert":
+        sys.argv = ["lipcert", *words]
+        import_module("lipcert.cli").main()
+    else:
+        import_module("warnings").simplefilter("error")
+        exec(compile(words[0], "<program>", "exec"), {"__name__": "__main__"})
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+if __name__ == "__main__":
+    _serve()

@@ -2,11 +2,18 @@
 
 import io
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pytest
 
-from lipcert.cli import common
+import lipcert as lc
+from lipcert.cli import COMMANDS, common, main
+from lipcert.cli.train import parse_train
+from lipcert.models.spec import ModelSpec
+from lipcert.training.config import TrainConfig
 
 
 def test_emit_prints_json_or_the_parts(capsys):
@@ -75,3 +82,116 @@ def test_radii_are_numbers_and_fractions():
 def test_other_radii_are_refused(eps):
     with pytest.raises(ValueError, match=r"--eps .*36/255|--eps must be at least 0"):
         common.parse_radii(eps)
+
+
+@pytest.fixture
+def lipcert(capsys, monkeypatch, tmp_path):
+    """A function that runs a command line in this process and returns its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["lipcert", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
+
+
+MISTAKES = [  # words, what the one line must say
+    (["trian"], "no command 'trian'; did you mean 'train'?"),
+    (["xyzzy"], "no command 'xyzzy'. Run lipcert --help."),
+    (["train", "--epoch", "3"], "--epoch, 3. Perhaps you meant: --epochs INT."),
+    (
+        ["train", "--epoch", "3", "--mode", "x"],
+        "similar to --epoch: --epochs INT. Arguments similar to --mode: --model",
+    ),
+    (["check", "x", "--jsn"], "Perhaps you meant: --json."),
+    (["train", "--epochs", "three"], "--epochs: invalid literal for int"),
+    (["train", "--epochs", "0"], "epochs must be greater than or equal to 1, got 0."),
+    (["train", "--loss", "foo"], "'foo' for argument '--loss'. Expected one of ('offset',"),
+    (["train", "--loss", "kr", "--offset", "2"], "offset is no setting of the loss 'kr'"),
+    (["train", "--model", "sll_tny"], "no model 'sll_tny'; did you mean 'sll_tiny'?"),
+    (["train", "--overrides", "dense_layer", "3"], "no field 'dense_layer'; did you mean 'dense_layers'?"),
+    (["train", "--overrides", "dense_layer=3"], "no field 'dense_layer'; did you mean 'dense_layers'?"),
+    (["train", "--overrides", "depth=3"], "no field 'depth'; its fields are method, layout,"),
+    (["certify"], "Missing from lipcert certify: RUN."),
+    (["models", "sll_tny"], "did you mean 'sll_tiny'?"),
+    (["check", "nothing"], "run lipcert certify"),
+    (["check", "."], "run lipcert certify . first"),
+    (["audit", "frozen.onnx"], "audit does not read .onnx files"),
+    (["audit", "frozen.pt2"], "audit does not read .pt2 files"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: "_".join(value)[:40])
+def test_a_mistake_is_one_line_that_says_what_was_perhaps_meant(lipcert, tmp_path, words, message):
+    code, out, err = lipcert(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("lipcert: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_word_and_help_print_the_help(lipcert):
+    code, overview, _ = lipcert()
+    assert code == 0
+    assert overview.startswith("usage: lipcert COMMAND")
+    assert lipcert("help")[:2] == lipcert("-h")[:2] == (0, overview)
+    code, text, _ = lipcert("help", "check")
+    assert code == 0
+    assert text.startswith("usage: lipcert check")
+
+
+def test_usage_lines_fit_a_terminal(lipcert, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (*([name] for name in COMMANDS), ["data", "get"], ["data", "list"]):
+        code, text, _ = lipcert(*words, "-h")
+        assert code == 0
+        assert text.startswith(f"usage: lipcert {words[0]}")
+        assert len(text.splitlines()[0]) <= 80, words
+
+
+def test_flags_have_short_forms():
+    train = parse_train(["--lr", "0.5", "--overrides", "dense_layers=2", "channels", "48", "--seed", "3"])
+    assert train.learning_rate == 0.5
+    assert train.overrides == {"dense_layers": 2, "channels": 48}
+    assert train.seed == 3
+
+
+def test_a_wrong_setting_is_one_sentence_in_python_too():
+    for make, message in (
+        (lambda: TrainConfig(lr=0.1), "TrainConfig has no field 'lr'; did you mean 'learning_rate'?"),
+        (lambda: lc.create_model("sll_nano", num_class=5), "did you mean 'num_classes'?"),
+        (lambda: TrainConfig(epochs=0), "epochs must be greater than or equal to 1, got 0."),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)) as error:
+            make()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", [["-h"], ["train", "-h"], ["models", "*nano"], ["models", "--json"]])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_closed_pipe_ends_a_command_silently(words, buffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    command = [sys.executable, "-m", "lipcert", *words]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writing)
+    assert result.stderr == b""
+    assert result.returncode == 141
+
+
+def test_the_models_are_grouped_and_explained(lipcert):
+    code, text, _ = lipcert("models")
+    assert code == 0
+    assert all(title in text for title in ("Small, for a CPU", "The sizes of the paper", "Rivals as published"))
+    assert all(name in text for name in lc.list_models())
+    assert "number × channels·neurons" in text
+    code, text, _ = lipcert("models", "sll_nano")
+    assert code == 0
+    assert all(field in text for field in ModelSpec.model_fields)

@@ -13,7 +13,8 @@ import pytest
 from lipcert.records import RunFolder
 from lipcert.runs import train
 from lipcert.training.config import TrainConfig
-from processes import ENVIRONMENT, alive, children_of, command, start_cluster
+from processes import ENVIRONMENT, command
+from workers import alive, children_of, start_cluster
 
 LONG = ("--method", "quick", "--examples", "120", "--all", "--eps", "0.5", "1")
 PGD = ("--method", "pgd", "--examples", "40", "--eps", "0.5")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,6 +19,11 @@ class Audit:
     """Print audit.json instead of the table."""
 
     def run(self) -> int:
+        if self.run_folder.suffix in (".onnx", ".pt2"):
+            raise ValueError(
+                f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
+                "or a file of lipcert export --to torch."
+            )
         from lipcert.certified.audit import audit
         from lipcert.certified.freeze import freeze
         from lipcert.cli.common import emit
@@ -27,11 +32,13 @@ class Audit:
         from lipcert.training.checkpoint import load_model, load_spec
 
         path = self.run_folder
+        record: Any = None
         if path.is_dir():
-            report = Run(path).audit()
+            run = Run(path)
+            report, record = run.audit(), run.audited
         elif (shape := exported_shape(path)) is not None:
             report = audit(load_frozen(path), shape)
         else:
             report = audit(freeze(load_model(path)), load_spec(path).image_shape)
-        emit(report.to_json(), self.json, str(report))
+        emit(record or report.to_json(), self.json, str(report))
         return 0 if report.ok else 1

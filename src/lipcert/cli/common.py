@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,13 +52,18 @@ def emit(record: Any, as_json: bool, *parts: RenderableType) -> None:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
 
 
-def make_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table for a terminal: the first column on the left, the others on the right."""
+def make_table(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    justify: Literal["left", "right"] = "right",
+) -> Table:
+    """Return a table for a terminal: the first column on the left, the others as ``justify`` says."""
     from rich.table import Table
 
     table = Table(title=title)
     for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
+        table.add_column(name, justify=justify if index else "left")
     for row in rows:
         table.add_row(*row)
     return table

@@ -16,17 +16,17 @@ class Export:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder."""
-    to: Literal["torch", "torch-export", "onnx", "safetensors"]
-    """torch and safetensors are files for lipcert.load, the second with the certificate inside; the others run."""
-    out: Path | None = None
-    """File to write. By default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
+    to: Annotated[Literal["torch", "torch-export", "onnx", "safetensors"], tyro.conf.arg(metavar="FORMAT")]
+    """torch or safetensors for lipcert.load (the second with the certificate inside), torch-export, or onnx."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File to write; by default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
-        import json
         import math
 
+        from lipcert.cli.common import emit
         from lipcert.exporters.export import ExportChanged
         from lipcert.runs import Run
 
@@ -35,18 +35,14 @@ class Export:
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
-        if self.json:
-            allowed = report.allowed if math.isfinite(report.allowed) else None
-            found = {
-                "path": str(report.path),
-                "to": report.to,
-                "tensors": report.tensors,
-                "certificate": report.certificate is not None,
-                "lipschitz": report.lipschitz,
-                "difference": report.difference,
-                "allowed": allowed,
-            }
-            print(json.dumps(found, indent=2))
-        else:
-            print(report)
+        record = {
+            "path": str(report.path),
+            "to": report.to,
+            "tensors": report.tensors,
+            "certificate": report.certificate is not None,
+            "lipschitz": report.lipschitz,
+            "difference": report.difference,
+            "allowed": report.allowed if math.isfinite(report.allowed) else None,
+        }
+        emit(record, self.json, str(report))
         return 0

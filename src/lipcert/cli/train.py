@@ -105,8 +105,6 @@ def parse_train(arguments: list[str]) -> Train:
     """The flags of ``lipcert train``; values of a --config file take the place of the defaults."""
     import json
 
-    from pydantic import ValidationError
-
     default = Train()
     for position, word in enumerate(arguments):
         if word == "--config" or word.startswith("--config="):
@@ -116,20 +114,8 @@ def parse_train(arguments: list[str]) -> Train:
                 raise ValueError(f"--config must name a config.json; got {name or 'nothing'}. Check the path.")
             try:
                 default = Train(**json.loads(path.read_text(encoding="utf-8")), config=path)
-            except (json.JSONDecodeError, TypeError, ValidationError) as error:
-                raise ValueError(
-                    f"{path}: {one_line_of(error)}. See lipcert train --help for the fields."
-                ) from None
-    from lipcert.cli.parse import parsed
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path}: {error} See lipcert train --help for the fields.") from None
+    from lipcert.cli.parse import parse
 
-    return parsed(Train, arguments, "lipcert train", default)
-
-
-def one_line_of(error: Exception) -> str:
-    """A pydantic or JSON error in one line: the first thing that is wrong."""
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error).splitlines()[0]
+    return parse(Train, arguments, "lipcert train", default)

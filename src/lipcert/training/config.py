@@ -8,9 +8,12 @@ processes are equal bit for bit.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lipcert.errors import ReadableErrors
 
 Augmentation = Literal["none", "flip", "crop-flip", "sll", "aol"]
 Loss = Literal[
@@ -35,7 +38,7 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {  # fields below that each loss of
 }
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(ReadableErrors, BaseModel):
     """One training run. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +59,7 @@ class TrainConfig(BaseModel):
     """Number of steps, instead of a number of epochs."""
     batch_size: int = Field(default=256, ge=1)
     """Images in a step, over all processes."""
-    learning_rate: float = Field(default=0.01, gt=0)
+    learning_rate: Annotated[float, tyro.conf.arg(aliases=("--lr",))] = Field(default=0.01, gt=0)
     """Largest learning rate of the schedule."""
     schedule: Literal["triangular", "linear"] = "triangular"
     """Schedule of the learning rate: the paper's, or a linear one that is better for short runs."""
@@ -103,7 +106,7 @@ class TrainConfig(BaseModel):
     threads: int | None = Field(default=None, ge=1)
     """Number of CPU threads. None leaves the choice to torch."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (pip install 'lipcert[train]')."""
+    """Also write TensorBoard events into the run folder (extra 'train')."""
 
     @model_validator(mode="after")
     def _settings_are_of_the_loss(self) -> TrainConfig:
@@ -111,7 +114,7 @@ class TrainConfig(BaseModel):
         for name in sorted({name for names in LOSS_SETTINGS.values() for name in names}):
             if name not in known and getattr(self, name) is not None:
                 takes = ", ".join(known) or "no settings"
-                raise ValueError(f"{name} is not a setting of the loss {self.loss!r}, which takes {takes}")
+                raise ValueError(f"{name} is not a setting of the loss {self.loss!r}, which takes {takes}.")
         return self
 
     def loss_settings(self) -> dict[str, float]:
