@@ -31,9 +31,9 @@ CLAIM = (
     "holds in real arithmetic, and when the stored weights are evaluated in float64. Pixels have values in [0, 1]."
 )
 SUMMARY = (
-    "Accuracy in percent, by L2 radius. Certified accuracy is proved: the robust accuracy is at least that. Accuracy "
-    "under attack is evidence: the robust accuracy is at most that. Above the attacks stands what is certified of "
-    "the attacked images."
+    "Accuracy in percent, by L2 radius. Certified accuracy is proved: the robust accuracy is at least that. "
+    "Accuracy under attack is evidence: the robust accuracy is at most that. Above the attacks stands what is "
+    "certified of the attacked images."
 )
 
 
