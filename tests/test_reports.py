@@ -120,7 +120,7 @@ def test_every_share_follows_from_the_rows(trained, written):
     by_eps = {row["eps"]: row for row in attack["rows"]}
     assert {row.eps: row.attacked for row in full.attacked} == {eps: row["attacked"] for eps, row in by_eps.items()}
     whole, same, attacked = full.accuracies
-    assert (whole.what, same.what, attacked.what) == ("certified", "certified", "attacked by PGD")
+    assert (whole.what, same.what, attacked.what) == ("certified", "certified", "under PGD")
     assert (whole.images, same.images, attacked.images) == (397, 6, 6)
     for line, key in ((same, "certified"), (attacked, "attacked")):
         shown = dict(zip((entry.eps for entry in written.report.radii), line.shares, strict=True))
@@ -241,7 +241,7 @@ def test_every_attack_has_its_lines(run):
     full = describe([Run(run)]).runs[0]
     assert [attack.method for attack in full.attacks] == ["pgd", "quick"]
     lines = [line.what for line in full.accuracies]
-    assert lines == ["certified", "certified", "attacked by PGD", "certified", "attacked by a quick attack"]
+    assert lines == ["certified", "certified", "under PGD", "under a quick attack"]
     assert full.attacked == full.attacks[0].rows  # the strongest is drawn
     assert "lipcert attack quick" in full.commands
     assert sum("robust accuracy of these images" in sentence for sentence in full.verdict) == 2
@@ -546,7 +546,7 @@ def test_the_page_shows_the_numbers(trained, written, page):
     full, half = written.report.runs
     cells = [text for _, text in page.all("td")]
     for run in (full, half):
-        assert all(f"{100 * share:.2f} %" in cells for share in (run.natural, *run.certified))
+        assert all(f"{100 * share:.2f}" in cells for share in (run.natural, *run.certified))
     assert all(any(digest in text for _, text in page.all("code")) for digest in full.sha256.values())
     data = lc.load_data("digits", "test")
     assert full.data_sha256 == {"images": data.sha256.images, "labels": data.sha256.labels}
