@@ -451,7 +451,7 @@ def test_a_certificate_of_another_network_is_refused(run, tmp_path):
     result = lipcert("export", str(folder), "--to", "safetensors")
     assert (result.returncode, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
-    assert "lipcert certify first" in result.stderr
+    assert f"run lipcert certify {folder} first" in result.stderr
     with pytest.raises(ValueError, match="name of a file of a run"):
         Export(folder, to="torch", out=folder / "model.safetensors").run()
     assert sorted(folder.iterdir()) == before
