@@ -504,8 +504,8 @@ def run_copy(run_folder, tmp_path):
     return Path(shutil.copytree(run_folder, tmp_path / "run"))
 
 
-def rows_in(folder):
-    (file,) = folder.glob("attack-*.jsonl")
+def rows_in(folder, method="*"):
+    (file,) = folder.glob(f"attack-{method}.jsonl")
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -526,7 +526,7 @@ def test_the_table_the_rows_and_the_record_agree(run_copy):
     for line in record["rows"]:
         assert line["certified"] <= line["attacked"] <= line["natural"]
         shown = (f"{100 * line[key]:.1f}" for key in ("natural", "certified", "attacked"))
-        cells = f"│ {line['eps']:>7} │ {' │ '.join(f'{s:>{w}}' for s, w in zip(shown, (7, 9, 8), strict=True))} │"
+        cells = f"│ {line['eps']:<7} │ {' │ '.join(f'{s:>{w}}' for s, w in zip(shown, (7, 9, 8), strict=True))} │"
         assert cells in result.stdout
     outcomes = {row["outcome"] for row in rows}
     assert outcomes == {"misclassified", "certified", "broken", "survived"}
@@ -642,7 +642,7 @@ def test_two_and_three_classes_of_one_channel(classes, tmp_path):
     assert record["attacks"] == ["apgd-ce", "fab-t", "square"]
     assert record["rows"][0]["attacked"] < record["rows"][0]["natural"]
     assert lipcert("attack", folder, *FEW, "--eps", "0.5").returncode == 0
-    assert_rows_are_sound(rows_in(folder), folder)
+    assert_rows_are_sound(rows_in(folder, "quick"), folder)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_constants_of_first_logits_follow_their_network():
     assert head.pairwise_bound().device.type == "meta"
     with torch.device("meta"):  # as load_model builds a network, before it has weights
         assert lc.layers.FirstLogits(3).pairwise_bound().device == torch.device("cpu")
-    assert lc.layers.FirstLogits(3, device="meta").device.type == "cpu"
+    assert lc.layers.FirstLogits(3, device="meta").unit_weight().device.type == "cpu"
 
 
 @pytest.mark.parametrize("loss", [lc.losses.OffsetCrossEntropy(), lc.losses.EMMA(0.4), lc.losses.KR()])

@@ -114,22 +114,22 @@ class FirstLogits(TakeChannels):
         self.num_classes = num_classes
         place = torch.get_default_device() if device is None else torch.device(device)
         # It has no tensor whose device could be asked. Constants have values, so they are never on meta.
-        self.device = torch.device("cpu") if place.type == "meta" else place
+        self._device = torch.device("cpu") if place.type == "meta" else place
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow ``network.to(device)``."""
-        self.device = fn(torch.empty(0, device=self.device)).device
+        self._device = fn(torch.empty(0, device=self._device)).device
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def unit_weight(self) -> Tensor:  # (num_classes, num_classes)
         """The rows that logits are: unit vectors."""
-        return torch.eye(self.num_classes, device=self.device)
+        return torch.eye(self.num_classes, device=self._device)
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """√2 for each pair, rounded up, and 0 on the diagonal."""
         require_stated(self, "pairwise_bound")
         up = math.nextafter(math.sqrt(2), 2.0)
-        return up * (1 - torch.eye(self.num_classes, device=self.device, dtype=torch.float64))
+        return up * (1 - torch.eye(self.num_classes, device=self._device, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         return f"{self.num_classes}"
