@@ -99,7 +99,7 @@ def as_written(columns: Columns, a: Tensor, sample: int | None = None) -> Tensor
 
 def formula() -> Any:
     """Inside, T is computed ``as_written``."""
-    return mock.patch("lipcert.algebra.rowsums.absolute_product", as_written)
+    return mock.patch("lipcert.algebra.bounds.absolute_product", as_written)
 
 
 def count_model(name: str) -> Record:

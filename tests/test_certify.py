@@ -347,7 +347,7 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
         "-m",
         "lipcert",
     ]
-    words = ["certify", str(run), "--examples=60"]
+    words = ["certify", str(run), "--examples=60", "--restart"]
     two = subprocess.run(
         [*launch, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False
     )
@@ -364,8 +364,8 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     assert exported.returncode == 0, exported.stderr
     rows_of = lambda text: [line.split()[1:3] for line in text.splitlines() if "PROVED" in line]  # noqa: E731
     assert rows_of(exported.stdout) == rows_of(audited.stdout)
-    weights = (run / "certificate.safetensors").read_bytes()
-    (run / "certificate.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    weights = (run / "frozen.safetensors").read_bytes()
+    (run / "frozen.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert command("check", str(run)).returncode in (1, 2)
     for words in (
         ["certify", str(tmp_path / "none")],

@@ -15,7 +15,7 @@ import torch
 from lipcert.experiments.comparison import Comparison, finals, slug, sweep
 from lipcert.experiments.plan import Failed, Job, diverged, run
 from lipcert.experiments.results import checked, spread
-from lipcert.jobs import open_workers
+from lipcert.jobs import open_store, open_workers
 from lipcert.records import RunFolder
 from lipcert.reports.tables import latex, markdown_table
 from processes import ENVIRONMENT, command
@@ -156,27 +156,6 @@ def test_a_killed_comparison_gives_the_same_rows(whole, tmp_path):
     assert_same(parts, whole)
 
 
-def test_an_interrupted_training_is_no_finished_one(whole, tmp_path):
-    parts = priced(tmp_path / "parts")
-    process = start(parts)
-    (training,) = children_of(process.pid)
-    os.kill(training, signal.SIGINT)
-    said = process.communicate()[1]
-    assert process.returncode == 2
-    last = said.splitlines()[-1]
-    assert last.startswith(f"lipcert: {RUN}: lipcert train was interrupted (exit code 130); what is done is kept")
-    process = start(parts)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate()[1]
-    assert process.returncode == 130
-    assert said.splitlines()[-1] == (
-        "lipcert: interrupted; what is done is kept; run the same command again to continue"
-    )
-    assert not any(str(parts) in words for words in running())
-    assert command("compare", *ONE, "--out", str(parts)).returncode == 0
-    assert_same(parts, whole)
-
-
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same_rows(whole, tmp_path):
     parts = priced(tmp_path / "parts")
@@ -216,6 +195,41 @@ def test_a_divergence_is_a_result_and_a_failure_is_not(tmp_path):
         config = job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01})
         with pytest.raises(Failed, match=r"missing: lipcert train failed.*nowhere"):
             run([Job("missing", config)], tmp_path, workers, DIGITS, lambda *heard, **more: None)
+
+
+def test_an_interrupted_training_is_no_finished_one(tmp_path):
+    plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, learning_rates=(0.01,))
+    (job,) = finals(plan, {("digits", "sll"): 60}, {("digits", "sll"): 0.01})
+
+    def train_with(interrupt):
+        told = set()
+
+        def show(done, total, note="", log=False):
+            children = children_of(os.getpid())
+            if 0 < done < total and not told:
+                told.update(children)  # once: a second signal ends a process that is still saving
+                interrupt(*children)
+
+        with (
+            open_store(tmp_path / "out", {}, what="a comparison") as store,
+            open_workers(1, None, tmp_path) as workers,
+        ):
+            run([job], store.folder, workers, DIGITS, show)
+
+    def interrupt_command(training):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Failed, match=r"lipcert train was interrupted \(exit code 130\); what is done is kept"):
+        train_with(lambda training: os.kill(training, signal.SIGINT))
+    stopped = RunFolder(tmp_path / "out" / job.name).record
+    assert 0 < stopped.step < stopped.steps == 60
+    with pytest.raises(KeyboardInterrupt, match="what is done is kept; run the same command again to continue"):
+        train_with(interrupt_command)
+    assert not children_of(os.getpid())
+    stopped = RunFolder(tmp_path / "out" / job.name)
+    assert stopped.unfinished
+    train_with(lambda training: None)
+    assert RunFolder(tmp_path / "out" / job.name).unfinished is None
 
 
 def test_runs_that_contradict_themselves_are_refused(finished, tmp_path):

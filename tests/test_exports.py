@@ -122,12 +122,14 @@ def run(tmp_path_factory):
     folder.mkdir()
     spec = model_spec("sll_nano", **SMALL)
     model = randomized(lc.create_model("sll_nano", **SMALL))
-    save_weights(folder, model.state_dict(), spec)
-    network, data = lc.freeze(model), lc.load_data("digits", "test")
+    stored = lc.Run(folder)
+    save_weights(stored.model_file, model.state_dict(), spec)
+    stored.write_record()
+    network, data = stored.frozen(), lc.load_data("digits", "test")
     links, images = prove(network, (1, 8, 8)), data.images[:12]
     guesses = network(images.float() / 255).argmax(dim=1)  # an untrained network is right about its own answers
     result = certify(links, images.float() / 255, guesses)
-    write_certificate(folder, links, network, images, result, about="digits test")
+    write_certificate(folder, links, network, images, result, about="digits test", stored=stored.frozen_file.name)
     assert len(Certificate.of_folder(folder).content["claims"]) > 6
     return folder
 
@@ -136,7 +138,7 @@ def run(tmp_path_factory):
 def good_onnx(run):
     """The bytes of an export of that run that succeeded."""
     assert Export(run, to="onnx").run() == 0
-    path = run / "frozen.onnx"
+    path = run / "network.onnx"
     content = path.read_bytes()
     path.unlink()
     return content
@@ -426,7 +428,7 @@ def test_safetensors_carries_the_certificate(run, tmp_path, capsys):
     text = (run / "certificate.json").read_text(encoding="utf-8")
     assert header["__metadata__"]["lipcert_certificate"] == text
     assert header["__metadata__"]["lipcert_certificate_sha256"] == Certificate.of_folder(run).sha256
-    stored, expected = load_file(out), load_file(run / "certificate.safetensors")
+    stored, expected = load_file(out), load_file(run / "frozen.safetensors")
     assert stored.keys() == expected.keys()
     assert all(torch.equal(stored[key], expected[key]) for key in expected)
     x = example_inputs((1, 8, 8))
@@ -448,7 +450,7 @@ def test_a_certificate_of_another_network_is_refused(run, tmp_path):
     model = lc.load(folder)
     with torch.no_grad():
         model[1].bias[0] += 1
-    save_weights(folder, model.state_dict(), model_spec("sll_nano", **SMALL))
+    save_weights(folder / "model.safetensors", model.state_dict(), model_spec("sll_nano", **SMALL))
     for to in ("safetensors", "torch"):
         with pytest.raises(ValueError, match=r"another tensor 1\.bias.*lipcert certify first"):
             Export(folder, to=to).run()
@@ -457,8 +459,8 @@ def test_a_certificate_of_another_network_is_refused(run, tmp_path):
     result = lipcert("export", str(folder), "--to", "safetensors")
     assert (result.returncode, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
-    assert "lipcert certify first" in result.stderr
-    with pytest.raises(ValueError, match="name of a file of a run"):
+    assert "lipcert certify" in result.stderr
+    with pytest.raises(ValueError, match="a file of the run itself"):
         Export(folder, to="torch", out=folder / "model.safetensors").run()
     assert sorted(folder.iterdir()) == before
 
@@ -656,14 +658,14 @@ BAD_TENSORS = {
 @pytest.mark.parametrize("certified", [False, True], ids=["plain", "certified"])
 def test_a_tensor_of_another_kind_is_refused(run, tmp_path, change, certified):
     folder = copied(run, tmp_path)
-    tensors = load_file(folder / "certificate.safetensors")
+    tensors = load_file(folder / "frozen.safetensors")
     tensors["1.weight"] = change(tensors["1.weight"]).contiguous()
     content = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
     if change(torch.ones(1)).dtype in (torch.float32, torch.float64):
         content["tensors"]["1.weight"] = sha256_of(tensors["1.weight"])
     path = folder
     if certified:
-        save_file(tensors, folder / "certificate.safetensors")
+        save_file(tensors, folder / "frozen.safetensors")
         (folder / "certificate.json").write_text(json.dumps(content), encoding="utf-8")
     else:
         path = tmp_path / "n.safetensors"
@@ -677,7 +679,7 @@ def test_a_tensor_of_another_kind_is_refused(run, tmp_path, change, certified):
 BAD_CERTIFICATES = {
     "no weights": lambda said: said.pop("weights"),
     "weights that are a list": lambda said: said.update(weights=["x"]),
-    "weights elsewhere": lambda said: said.update(weights="../certificate.safetensors"),
+    "weights elsewhere": lambda said: said.update(weights="../frozen.safetensors"),
     "weights that are a folder": lambda said: said.update(weights="folder"),
     "weights that are not there": lambda said: said.update(weights="x.safetensors"),
     "no norm": lambda said: said.pop("norm"),

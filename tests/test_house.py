@@ -164,7 +164,7 @@ def test_demo_is_the_whole_story_in_one_table(tmp_path):
     log = (tmp_path / "run" / "demo.log").read_text(encoding="utf-8")
     typed = [line.split()[2] for line in log.splitlines() if line.startswith("$ lipcert ")]
     assert typed == ["train", "audit", "certify", "check", "attack", "report"]
-    for name in ("audit.json", "certificate.json", "certified.jsonl", "attack.jsonl", "report.html"):
+    for name in ("audit.json", "certificate.json", "certified.jsonl", "attack-quick.jsonl", "report.html"):
         assert (tmp_path / "run" / name).is_file()
     again = command("demo", "--epochs", "2", "--out", out)
     assert (tmp_path / "run-2" / "report.html").is_file()  # a demo never replaces a folder
@@ -191,7 +191,7 @@ def test_every_command_speaks_json(tmp_path):
     assert said["certify"]["examples"] == 20
     assert said["audit"] == json.loads((tmp_path / "run" / "audit.json").read_text())
     assert said["check"]["ok"] is True
-    assert said["attack"] == json.loads((tmp_path / "run" / "attack.json").read_text())
+    assert said["attack"] == json.loads((tmp_path / "run" / "attack-pgd.json").read_text())
     assert said["export"]["lipschitz"] <= 1
     assert said["models"]["sll_tiny"]["channels"] == 64
     assert said["report"]["runs"][0]["name"] == "run"

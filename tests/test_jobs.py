@@ -133,7 +133,6 @@ def test_a_cluster_must_share_the_folder(cluster, tmp_path):
     address, _ = cluster
     distributed = pytest.importorskip("distributed")
     with distributed.Client(address, set_as_default=False) as client:
-        client.wait_for_workers(2)
         blind = next(iter(client.scheduler_info()["workers"]))
         client.run(_blind, True, workers=[blind])  # stands for a machine with other disks
         folder = tmp_path / "new" / "out"

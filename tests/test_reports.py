@@ -37,7 +37,7 @@ from lipcert.reports.pictures import png_uri
 from lipcert.reports.report import describe
 from lipcert.reports.spectra import spectra_estimates
 from lipcert.reports.theme import COLORS, run_style, themed_svg
-from lipcert.reports.verdict import constant, short
+from lipcert.reports.verdict import constant, lower, short
 from lipcert.reports.write import file_names, run_folders, write_report
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
@@ -102,7 +102,7 @@ def test_every_share_follows_from_the_rows(trained, written):
         eps = [entry.radius for entry in written.report.radii]
         assert eps == sorted({36 / 255, 72 / 255, 108 / 255, 0.5, 1.0, 0.3})
         assert list(run.certified) == [(radii > e).mean() for e in eps]
-        assert run.curve[36] == run.certified_at("36/255") == (radii > 36 / 255).mean()
+        assert run.curve[36] == (radii > 36 / 255).mean()
         assert run.curve[-1] < 0.005
         bins = run.histogram
         assert sum(bins.shares) + bins.beyond + bins.wrong == pytest.approx(1, abs=1e-12)
@@ -131,10 +131,15 @@ def test_every_share_follows_from_the_rows(trained, written):
 def test_printed_bounds_are_rounded_up_and_radii_down():
     """The page said L ≤ 1.29708 of a constant that was 1.2970847."""
     assert constant(1.2970846897933805, 5) == "1.29709"
-    assert constant(1.0) == "1.000000000"
+    assert (constant(1.0), constant(0.0)) == ("1.000000000", "0.000000000")
     assert constant(math.nextafter(1.0, 2)) == "1.000000001"
     assert constant(math.inf) == constant(None) == "∞"
+    assert lower(0.9999999) == "0.999999"
+    largest = math.nextafter(math.inf, 0)
+    assert Decimal(constant(largest)) >= Decimal(largest)  # a network without training may have any constant
+    assert constant(1e30) == "1.00000000001e+30"
     radii = {0.9999: "0.999", 0.01: "0.010", 0.009999: "0.0099", 0.0001: "0.00010", 0.0: "0.000", 12.3456: "12.345"}
+    radii[1.23e-9] = "1.2e-9"
     for radius, text in radii.items():
         assert short(radius) == text
         assert Decimal(text) <= Decimal(radius)
@@ -334,6 +339,7 @@ CONTRADICTIONS = {
     "a radius that nobody certified": ("certified.jsonl", enlarged, "certificate.json differ at index"),
     "rows left out": ("certified.jsonl", lambda rows: rows.pop(3), "row 3 has index 4"),
     "a share beyond 1": (*attack_row(natural=1.5), "rows.0.natural"),
+    "an attack at no radius": ("attack-pgd.json", lambda attack: attack.update(rows=[]), "rows"),
     "a word for a number": ("audit.json", lambda audit: audit.update(lipschitz="one"), "lipschitz"),
     "no audit": ("audit.json", lambda audit: audit.clear(), r"ok: Field required.*Run lipcert audit"),
 }  # fmt: skip
@@ -419,7 +425,8 @@ def test_a_comparison_is_all_its_runs(run, tmp_path):
         shutil.copytree(run, runs / name)
         (runs / f"{name}.log").write_text("a log")
         (runs / f"{name}.config.json").write_text("{}")
-    (tmp_path / "cmp" / "compare.json").write_text("{}")
+    shutil.copytree(run, tmp_path / "cmp" / "sweep" / "trial")
+    (tmp_path / "cmp" / "comparison.json").write_text("{}")
     assert run_folders([tmp_path / "cmp"]) == [runs / "a", runs / "b"]
     assert run_folders(sorted(runs.iterdir())) == [runs / "a", runs / "b"]
     assert run_folders([run, tmp_path / "cmp"]) == [run, runs / "a", runs / "b"]

@@ -205,7 +205,9 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
             raise error
 
     with pytest.raises(OSError, match="could not be written"):
-        write(RuntimeError("disk full"))
+        write(RuntimeError("PytorchStreamWriter failed writing file data/0"))
+    with pytest.raises(RuntimeError, match="another reason"):
+        write(RuntimeError("another reason"))
     with pytest.raises(KeyboardInterrupt):
         write(KeyboardInterrupt)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -16,7 +16,7 @@ from processes import ENVIRONMENT
 @contextmanager
 def start_cluster(folder):
     """A Dask scheduler and two worker processes of one thread: its address, and the workers."""
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     file, path = folder / "scheduler.json", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     started = []
 
@@ -33,7 +33,10 @@ def start_cluster(folder):
             time.sleep(0.02)
         for _ in range(2):
             start("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard")
-        yield json.loads(file.read_text())["address"], started[1:]
+        address = json.loads(file.read_text())["address"]
+        with distributed.Client(address, set_as_default=False) as client:
+            client.wait_for_workers(2)
+        yield address, started[1:]
     finally:
         for process in started:
             process.kill()

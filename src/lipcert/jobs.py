@@ -29,6 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from lipcert.errors import name_extra
 from lipcert.files import locked, try_lock, write_json
 
 T = TypeVar("T")
@@ -113,12 +114,17 @@ def damaged(path: Path) -> ValueError:
 
 @dataclass(frozen=True)
 class Workers:
-    """Where jobs run, and how many at a time. Made by ``open_workers``."""
+    """Where jobs run. Made by ``open_workers``."""
 
     executor: Executor
-    slots: int
+    count: Callable[[], int]
     local: bool = True
     lost: tuple[type[BaseException], ...] = (CancelledError,)
+
+    @property
+    def slots(self) -> int:
+        """How many jobs run at a time now; workers may join and leave a cluster."""
+        return max(1, self.count())
 
     def run(
         self,
@@ -165,15 +171,13 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
         stop = threading.Event()
         executor = ThreadPoolExecutor(count, initializer=setattr, initargs=(_thread, "stop", stop))
         try:
-            yield Workers(executor, count)
+            yield Workers(executor, lambda: count)
         finally:
             stop.set()
             executor.shutdown(cancel_futures=True)
         return
-    try:
+    with name_extra("--cluster"):
         dask: Any = import_module("distributed")
-    except ImportError:
-        raise ValueError("--cluster needs Dask. Install it with: pip install 'lipcert[cluster]'") from None
     try:
         client = dask.Client(cluster, timeout=ANSWER, set_as_default=False)
         client.wait_for_workers(1, timeout=3 * ANSWER)
@@ -187,7 +191,9 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
         _require_shared(client, folder)
         remote = client.get_executor(pure=False)
         try:
-            yield Workers(remote, sum(client.nthreads().values()), False, (CancelledError, dask.KilledWorker))
+            yield Workers(
+                remote, lambda: sum(client.nthreads().values()), False, (CancelledError, dask.KilledWorker)
+            )
         finally:
             remote.shutdown(wait=False)
 

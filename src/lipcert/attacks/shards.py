@@ -104,7 +104,8 @@ def _attack_all(
     if workers is None:
         _attack_group(network, shards, folder, tick)
     elif shards:
-        groups = [shards[start :: workers.slots] for start in range(min(workers.slots, len(shards)))]
+        count = min(workers.slots, len(shards))
+        groups = [shards[start::count] for start in range(count)]
         workers.run(partial(_run_group, network=network, folder=folder.resolve()), groups, tick=tick)
     tick()
 

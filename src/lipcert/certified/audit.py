@@ -8,7 +8,6 @@ not what a radius needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +111,7 @@ def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditRepor
     with torch.no_grad():
         values = [*proved.run(start), start]  # so that the place −1 is the input
         layers = tuple(_audit_layer(part, values[part.inputs[0]]) for part in proved.parts)
-    guide = (lambda x: proved.run(x, fast=True)[-1]) if _large(proved) else None
-    whole = stretch_estimate(lambda x: proved.run(x)[-1], start, rounding=_rounding(proved), guide=guide)
+    whole = _stretch(proved, start)
     pairwise, assumes = proved.pairwise(), proved.assumes
     return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes)
 
@@ -123,8 +121,7 @@ def _audit_layer(part: Part, x: Tensor) -> LayerAudit:
     stretch = Stretch(0.0, x[:0], x[:0])
     if bool(usable.any()):
         alone = Proved((Part(part.name, (-1,) * len(part.inputs), part.step, proof),), tuple(x.shape[1:]))
-        guide = (lambda x: alone.run(x, fast=True)[-1]) if _large(alone) else None
-        stretch = stretch_estimate(repeated(part), x[usable], rounding=_rounding(alone), guide=guide)
+        stretch = _stretch(alone, x[usable])
     verdict = "ASSUMED" if proof.assumed else "PROVED" if proof.proved else "UNKNOWN"
     refuted = proof.claim is not None and contradicts(stretch, part)
     return LayerAudit(
@@ -135,6 +132,18 @@ def _audit_layer(part: Part, x: Tensor) -> LayerAudit:
         proof.lipschitz,
         proof.method,
         stretch if refuted else None,
+    )
+
+
+def _stretch(proved: Proved, x: Tensor) -> Stretch:
+    """Two points that the parts move apart as far as possible; large networks are searched in float32."""
+    large = _large(proved)
+    return stretch_estimate(
+        lambda x: proved.run(x, fast=large)[-1],
+        x,
+        dtype=torch.float32 if large else torch.float64,
+        measure=lambda x: _measure(proved, x),
+        upper=proved.lipschitz,
     )
 
 
@@ -169,25 +178,19 @@ def contradicts(stretch: Stretch, part: Part) -> bool:
     return moved - part.proof.claim >= excess / 4
 
 
-def _rounding(proved: Proved) -> Callable[[Tensor], Tensor]:
-    """‖computed − exact‖ at given points, after all parts: err ← L·err + e(‖ẑ‖ + err)."""
-
-    def bound(x: Tensor) -> Tensor:
-        values = [*proved.run(x), x]
-        errors: dict[int, Tensor] = {-1: torch.zeros(len(x), dtype=torch.float64)}
-        for index, part in enumerate(proved.parts):
-            proof = part.proof
-            sizes = [
-                (values[p].flatten(1).norm(dim=1) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs
-            ]
-            known = proof.error_bound(proof.reached(sizes), U64)
-            # Where no bound is known, 2⁻³⁶ of what the part itself computes stands in for it.
-            usual = 2.0**-36 * values[index].flatten(1).norm(dim=1)
-            own = torch.where(torch.isfinite(known), known, usual)
-            errors[index] = (proof.carried([errors[p] for p in part.inputs]) + own) * (1 + 2.0**-20)
-        return errors[len(proved.parts) - 1]
-
-    return bound
+def _measure(proved: Proved, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What is computed at these points, and a bound of ‖computed − exact‖: err ← L·err + e(‖ẑ‖ + err)."""
+    values = [*proved.run(x), x]
+    errors: dict[int, Tensor] = {-1: torch.zeros(len(x), dtype=torch.float64)}
+    for index, part in enumerate(proved.parts):
+        proof = part.proof
+        sizes = [(values[p].flatten(1).norm(dim=1) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs]
+        bound = proof.error_bound(proof.reached(sizes), U64)
+        # Where no bound is known, 2⁻³⁶ of what the part itself computes stands in for it.
+        usual = 2.0**-36 * values[index].flatten(1).norm(dim=1)
+        own = torch.where(torch.isfinite(bound), bound, usual)
+        errors[index] = (proof.carried([errors[p] for p in part.inputs]) + own) * (1 + 2.0**-20)
+    return values[-2], errors[len(proved.parts) - 1]
 
 
 def _random(shape: Shape, samples: int) -> Tensor:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lipcert.algebra.bounds import AOL, SLL, Rescaled, without_dead_columns
 from lipcert.algebra.gram import absolute_gram
 from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
 from lipcert.certified import foreign, ops
@@ -44,6 +45,7 @@ FEW_TAPS = 9  # a direct convolution with no more costs no more than five produc
 MANY_NUMBERS = 2**26  # in the blocks of one layer: what a checker takes
 _ONE_AT_A_TIME = threading.RLock()
 _RULES: dict[type, Callable[[Any], float]] = {}
+Builder = Callable[[np.ndarray, np.ndarray | None], ops.Residual]  # of γ and a witness
 
 
 def register_rule(kind: type, constant: float | Callable[[Any], float]) -> None:
@@ -343,7 +345,7 @@ def _fold_scale(nodes: list[Node], *, any_linear: bool, heads: set[str] | None =
 
 
 def _verified(
-    build: Callable[[np.ndarray, np.ndarray | None], ops.Residual],
+    build: Builder,
     target: np.ndarray,
     q: np.ndarray | None,
     image: Shape | None = None,
@@ -355,13 +357,10 @@ def _verified(
     """
     gamma, witness = float32_down(target * (1 - ROOM)), q
     op = build(gamma, q)
-    weights = op.weights()
-    value = math.inf
-    if q is not None:
-        stride = op.operator.proved_stride(weights, None)
-        value = op.remember("witness", stride, lambda: op.operator.witnessed(weights, gamma, q, stride))
+    sums = op.row_sums(None)
+    value = math.inf if sums is None else sums.rho(gamma.astype(np.float64))
     if not value <= 1 + 2.0**-20:  # T did not come from this witness: another method may prove more
-        other = op.operator.rho_without(weights, gamma, image)
+        other = op.operator.rho_without(op.weights(), gamma, image)
         if not value <= other:
             value, witness = other, None
     if not math.isfinite(value):
@@ -379,17 +378,18 @@ def _verified(
     return build(gamma, witness)
 
 
-def _builder(
-    layer: Any, weight: Tensor, bias: Tensor | None
-) -> Callable[[np.ndarray, np.ndarray | None], ops.Residual]:
-    """Residual ops of that weight, placed as the operator of the layer."""
-    operator, sigma = layer.operator, layer.activation.name
+def _builder(layer: Any, weight: Tensor, bias: Tensor | None, proofs: dict[Any, Any] | None = None) -> Builder:
+    """Residual ops of that weight, placed as the operator of the layer; all of them share their proofs."""
+    operator, sigma, proofs = layer.operator, layer.activation.name, {} if proofs is None else proofs
 
     def build(gamma: np.ndarray, q: np.ndarray | None) -> ops.Residual:
         tensors = (weight, torch.from_numpy(gamma), bias, None if q is None else torch.from_numpy(q), sigma)
-        if not isinstance(operator, Conv):
-            return ops.ResidualLinear(*tensors)
-        return ops.ResidualConv(*tensors, *_geometry(operator))
+        if isinstance(operator, Conv):
+            op: ops.Residual = ops.ResidualConv(*tensors, *_geometry(operator))
+        else:
+            op = ops.ResidualLinear(*tensors)
+        op._proofs = proofs
+        return op
 
     return build
 
@@ -399,26 +399,46 @@ def _geometry(operator: Conv) -> tuple[Any, ...]:
     return operator.stride, padding, operator.dilation, operator.padding_mode, operator.groups
 
 
-def _numbers(layer: Any) -> tuple[Tensor, np.ndarray, Tensor | None, np.ndarray]:
-    """The weight to store, γ as T gives it, the bias and a witness q of a layer with W, b, σ and a choice of T."""
-    double = copy.deepcopy(layer).double()
-    unit, scale = double.bound.prepare(double.weight)
-    columns, t = double.bound(double.arrange(unit))
+def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np.ndarray]:
+    """Of a layer with W, b, σ and a choice of T: ops of the weight to store, it, the bias, γ = 1/T and a witness q.
+
+    Where T is the row sums of a known q, it is computed by ``verified``, which needs them anyway.
+    """
+    bound, count = layer.bound, layer.operator.outputs
+    q = bound.witness(count) if type(bound) in (AOL, SLL, Rescaled) else None
+    if q is None:
+        double = copy.deepcopy(layer).double()
+        unit, scale = double.bound.prepare(double.weight)
+        columns, t = double.bound(double.arrange(unit))
+    else:
+        unit, scale = bound.prepare(layer.weight.detach())
+        columns, t = layer.arrange(unit), torch.empty(0)
     used = unit if isinstance(layer.operator, Conv) else columns.matrix()
+    factor = torch.ones_like(scale)
     if not layer.activation.homogeneous:  # σ(Wᵀx + b) is not σ(Ŵᵀx + b/s)·s, so the scale stays in the weight
-        used, t, scale = used * scale, t * scale.square(), torch.ones_like(scale)
+        used, scale, factor = used * scale, factor, scale
     weight = used.float()
-    living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & torch.isfinite(weight.flatten(1)).all(dim=1)
+    fits = torch.isfinite(weight.flatten(1)).all(dim=1)
+    weight[~fits] = 0.0
+    proofs: dict[Any, Any] = {}
+    if q is None:
+        t = t * factor.square()
+    else:
+        sums = _builder(layer, weight, None, proofs)(np.ones(count, np.float32), q).row_sums(None)
+        assert sums is not None
+        t = torch.from_numpy(sums.total())
+        if not isinstance(bound, AOL):
+            t = without_dead_columns(columns, t)
+    living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & fits
     weight[~living] = 0.0
     target = torch.where(living, 1 / torch.where(living, t, 1.0), 0.0).cpu().numpy()
-    q = layer.bound.witness(layer.operator.outputs)
     if q is None:
-        q = _search(absolute_gram(double.arrange(weight.double())), torch.from_numpy(target))
+        q = _search(absolute_gram(layer.arrange(weight.double())), torch.from_numpy(target))
     bias = None
     if layer.bias is not None:
         limit = float(torch.finfo(torch.float32).max) ** 0.5
-        bias = torch.where(living, double.bias / scale, 0.0).clamp(-limit, limit).float()
-    return weight, target, bias, np.asarray(q)
+        bias = torch.where(living, layer.bias.double() / scale, 0.0).clamp(-limit, limit).float()
+    return _builder(layer, weight, bias, proofs), weight, bias, target, np.asarray(q)
 
 
 def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (n·groups,) → (n·groups,)
@@ -435,8 +455,8 @@ def _search(overlaps: Tensor, gamma: Tensor) -> np.ndarray:  # (groups, n, n), (
 
 
 def _residual(layer: Any) -> list[Op]:
-    weight, target, bias, q = _numbers(layer)
-    return [_verified(_builder(layer, weight, bias), target, q)]
+    build, _, _, target, q = _numbers(layer)
+    return [_verified(build, target, q)]
 
 
 def _general(layer: forms.General) -> list[Op]:
@@ -446,7 +466,7 @@ def _general(layer: forms.General) -> list[Op]:
     parts of its Gram matrix are at most T_i, so those of the whole are at most 2T_i.
     """
     image = isinstance(layer.operator, Conv)
-    weight, target, bias, q = _numbers(layer)
+    _, weight, bias, target, q = _numbers(layer)
     root = np.divide(1.0, np.sqrt(target), out=np.zeros_like(target), where=target > 0)
     minus = -torch.from_numpy(root).float().diag()
     if image:

@@ -140,21 +140,25 @@ class Op(Fixed, abc.ABC):
         """The arguments that would build this op."""
         return {name: getattr(self, name) for name in arguments(type(self))}
 
-    def remember(self, what: str, where: Any, compute: Callable[[], Any]) -> Any:
-        """``compute()``, or what it gave for the same tensors before: each layer is proved once."""
-        key = (self.digest(), what, where)
+    def remember(self, what: str, where: Any, compute: Callable[[], Any], names: Sequence[str] = ()) -> Any:
+        """``compute()``, or what it gave for the same tensors before: each layer is proved once.
+
+        ``names`` are the tensors on which it depends; all of them if there are none.
+        """
+        key = (self.digest(names or tuple(self._buffers)), what, where)
         if key not in self._proofs:
             self._proofs[key] = compute()
         return self._proofs[key]
 
-    def digest(self) -> bytes:
-        """A hash of all tensors."""
-        found = hashlib.sha256()
-        for name, tensor in self._buffers.items():
+    def digest(self, names: Sequence[str]) -> bytes:
+        """A hash of these tensors."""
+        total = hashlib.sha256()
+        for name in names:
+            tensor = self._buffers[name]
             if tensor is not None:
-                found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-                found.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
-        return found.digest()
+                total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+                total.update(tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data)
+        return total.digest()
 
     def extra_repr(self) -> str:
         settings = {key: value for key, value in self.fields().items() if not isinstance(value, Tensor)}

@@ -25,7 +25,7 @@ from lipcert.certified.op import Shape, array, largest, require
 from lipcert.errors import NotCertified
 from lipcert.layers.operators import pad_circular, unpad_circular
 from lipcert.verified import convolution, dense
-from lipcert.verified.dense import Bound
+from lipcert.verified.dense import Bound, RowSums
 from lipcert.verified.torus import torus_kappa, torus_norm_bound, torus_rho_bound
 
 Weights = tuple[Tensor, ...]
@@ -172,11 +172,11 @@ class Dense:
         """The stride for which the proofs hold on an image of that shape; without one, that of the operator."""
         return ()
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
-        """ρ = λmax(WΓWᵀ) by row sums with the witness q."""
+    def row_sums(self, weights: Weights, q: np.ndarray, kept: np.ndarray, stride: Shape) -> RowSums:
+        """The T_i of the witness q for the outputs that are kept."""
         if self.groups > 1:
-            return convolution.conv_rho_weighted(self._kernel(weights), gamma, q, groups=self.groups)
-        return dense.rho_weighted(array(weights[0]), gamma, q)
+            return convolution.conv_row_sums(self._kernel(weights), q, kept, groups=self.groups)
+        return dense.row_sums(array(weights[0]), q, kept)
 
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
         """ρ without a witness, by the method that is near tight."""
@@ -403,9 +403,9 @@ class Conv:
     def proved_stride(self, weights: Weights, shape: Shape | None) -> Shape:
         return self.stride if shape is None else self._placed(weights, shape)["stride"]
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
+    def row_sums(self, weights: Weights, q: np.ndarray, kept: np.ndarray, stride: Shape) -> RowSums:
         geometry: dict[str, Any] = {"stride": stride, "dilation": self.dilation, "groups": self.groups}
-        return convolution.conv_rho_weighted(array(weights[0]), gamma, q, **geometry)
+        return convolution.conv_row_sums(array(weights[0]), q, kept, **geometry)
 
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
         geometry: dict[str, Any] = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
@@ -511,8 +511,8 @@ class Circular:
     def proved_stride(self, weights: Weights, shape: Shape | None) -> Shape:
         return ()
 
-    def witnessed(self, weights: Weights, gamma: np.ndarray, q: np.ndarray, stride: Shape) -> float:
-        return math.inf
+    def row_sums(self, weights: Weights, q: np.ndarray, kept: np.ndarray, stride: Shape) -> RowSums:
+        raise NotImplementedError("its blocks are proved one by one, without a witness")
 
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
         return torus_rho_bound(*self._arrays(weights), gamma).value

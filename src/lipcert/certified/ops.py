@@ -31,6 +31,7 @@ from lipcert.certified.op import (
     affine_error,
     array,
     bias_norm,
+    finite,
     g,
     largest,
     per_channel,
@@ -41,7 +42,7 @@ from lipcert.certified.op import (
 )
 from lipcert.certified.operators import Operator, Weights, example_axis, placed
 from lipcert.errors import NotCertified
-from lipcert.verified.dense import Bound, norm_bound
+from lipcert.verified.dense import Bound, RowSums, norm_bound
 from lipcert.verified.rounding import U32, U64, down, exponents, ldexp_up, scaled, up
 
 MOST = 2**23  # what a size in a file may be
@@ -310,22 +311,26 @@ class Residual(Product):
     def rho(self, shape: Shape) -> Bound:
         """A proved bound of ρ: by the witness if that gives 1, else by whatever proves least."""
         operator, weights, gamma = self.operator, self.weights(), array(self.gamma)
-        q = None if self.witness is None else array(self.witness).astype(np.float64)
-        if q is not None and not bool((np.isfinite(q) & (q > 0)).all()):
-            q = None  # a network in half precision may have lost it
-
-        # On a circular image that the stride does not divide, more filters meet than at other sizes.
-        stride = operator.proved_stride(weights, shape)
-
-        def by_witness() -> float:
-            return math.inf if q is None else operator.witnessed(weights, gamma, q, stride)
-
-        value = self.remember("witness", stride, by_witness)
+        sums = self.row_sums(shape)
+        value = math.inf if sums is None else sums.rho(gamma.astype(np.float64))
         if value <= 1:
             return Bound(value, "row sums")
-        where = operator.where(shape)
+        q, where = None if sums is None else array(self.get_buffer("witness")), operator.where(shape)
         bound: Bound = self.remember("rho", where, lambda: operator.rho(weights, gamma, q, shape))
         return bound
+
+    def row_sums(self, shape: Shape | None) -> RowSums | None:
+        """The T_i of the witness for the neurons with γ_i > 0, whatever these γ_i are; None without a witness."""
+        if self.witness is None or not finite(self.witness) or not bool((self.witness > 0).all()):
+            return None  # a network in half precision may have lost it
+        weights, q, kept = self.weights(), array(self.witness).astype(np.float64), array(self.gamma) > 0
+        # On a circular image that the stride does not divide, more filters meet than at other sizes.
+        stride = self.operator.proved_stride(weights, shape)
+        where, names = (stride, kept.tobytes()), (*self.parts, "witness")
+        sums: RowSums = self.remember(
+            "row sums", where, lambda: self.operator.row_sums(weights, q, kept, stride), names
+        )
+        return sums
 
     def _overflows(self) -> bool:
         """Whether γ_i·w_i or γ_i·w_i² could leave float32 on the way of an input of norm 2⁶⁰."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -32,11 +32,13 @@ class Audit:
         from lipcert.training.checkpoint import load_model, load_spec
 
         path = self.run_folder
+        record: Any = None
         if path.is_dir():
-            report = Run(path).audit()
+            run = Run(path)
+            report, record = run.audit(), run.audited
         elif (shape := exported_shape(path)) is not None:
             report = audit(load_frozen(path), shape)
         else:
             report = audit(freeze(load_model(path)), load_spec(path).image_shape)
-        emit(report.to_json(), self.json, str(report))
+        emit(record or report.to_json(), self.json, str(report))
         return 0 if report.ok else 1

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class ImageData:
     @cached_property
     def sha256(self) -> Checksums:
         """Computed once, over the values."""
-        labels = labels_as_bytes(self.labels, len(self.classes))
+        labels = labels_as_bytes(self.labels.numpy(), len(self.classes))
         return Checksums(images=sha256_of(self.blocks()), labels=sha256_of([labels]))
 
     def inputs(self) -> Tensor:  # (N, C, H, W) float32 in [0, 1]
@@ -142,9 +142,9 @@ def require_seen(path: object, train: Iterable[object], test: Iterable[object]) 
         )
 
 
-def labels_as_bytes(labels: Tensor, classes: int) -> NDArray[np.integer]:
+def labels_as_bytes(labels: NDArray[Any], classes: int) -> NDArray[np.integer]:
     """Return labels in the width that is hashed and stored."""
-    return labels.numpy().astype(np.uint8 if classes <= 256 else np.dtype("<u2"))
+    return labels.astype(np.uint8 if classes <= 256 else np.dtype("<u2"))
 
 
 def sha256_of(blocks: Iterable[NDArray[np.generic]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import tarfile
 import zipfile
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from lipcert.errors import DataNotFound
 
@@ -110,16 +110,14 @@ def _walk(path: Path) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise error
 
-    seen: set[tuple[int, int]] = set()
+    seen: set[Path] = set()
     for folder, below, files in os.walk(path, followlinks=True, onerror=refuse):
-        relative, here = Path(folder).relative_to(path), Path(folder).stat()
-        if (here.st_dev, here.st_ino) in seen:  # a link back to a folder that was read already
+        relative, here = Path(folder).relative_to(path), Path(folder).resolve()
+        again = here in seen  # by a link back to a folder that was read already
+        seen.add(here)
+        if again or len(relative.parts) >= DEPTH:
             below.clear()
-            continue
-        seen.add((here.st_dev, here.st_ino))
-        if len(relative.parts) >= DEPTH:
-            below.clear()
-        yield from ((relative / file).as_posix() for file in files)
+        yield from ((relative / file).as_posix() for file in files if not again)
 
 
 def _read_plain(path: Path) -> bytes:
@@ -135,45 +133,22 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
         return archive.read(info)
 
 
-class _Bounded:
-    """A stream that refuses to give more than ``limit`` bytes: tar headers declare sizes of their own."""
-
-    def __init__(self, path: Path, stream: BinaryIO, limit: int) -> None:
-        self.path, self.stream, self.left, self.limit = path, stream, limit, limit
-
-    def read(self, size: int) -> bytes:
-        piece = self.stream.read(size)
-        self.left -= len(piece)
-        if self.left < 0:
-            raise ValueError(
-                f"{self.path}: expected at most {self.limit:,} bytes once decompressed; got more. "
-                "Not a data set lipcert reads: check the file."
-            )
-        return piece
-
-
 def _read_tar(path: Path) -> dict[str, bytes]:
-    contents = {}
+    limit = min(LARGEST_FILE, SLACK + RATIO * path.stat().st_size)
     with name_damage(path), path.open("rb") as raw:
         packed = raw.read(2) == GZIP
         raw.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
-        bounded = _Bounded(path, stream, min(LARGEST_FILE, SLACK + RATIO * path.stat().st_size))
+        content = (gzip.GzipFile(fileobj=raw) if packed else raw).read(limit + 1)
+        check_size(path, len(content), largest=limit)  # tar headers declare sizes of their own, within this one
         try:
-            with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r|") as archive:
-                for member in archive:
-                    if member.issparse():  # its holes take no space in the file
-                        raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if content is not None:
-                        contents[member.name.removeprefix("./")] = content.read()
-            while bounded.read(1 << 20):  # gzip's check value comes last
-                pass
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+                members = [member for member in archive if member.isreg()]
         except tarfile.ReadError:
-            if contents:
-                raise
             raise ValueError(
                 f"{path}: expected a folder, a .tar, .tar.gz or .zip archive or an .npz file; got another kind of "
                 "file, or one cut short. Name the folder that holds it, or the archive as it was downloaded."
             ) from None
-    return contents
+    for member in members:
+        if member.issparse():  # its holes take no space in the file
+            raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
+    return {m.name.removeprefix("./"): content[m.offset_data : m.offset_data + m.size] for m in members}

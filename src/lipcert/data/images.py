@@ -38,7 +38,6 @@ def decode(
     name: str,
     *,
     size: tuple[int, int] | None = None,
-    like: tuple[int, int] | None = None,
     gray: bool = False,
 ) -> NDArray[np.uint8]:  # (C, H, W), C = 1 or 3
     """Decode one image to 8 bits a channel; transparency is dropped, palettes are resolved.
@@ -47,7 +46,6 @@ def decode(
         data: the content of an image file.
         name: what errors call it.
         size: the height and width to resize to; the middle is cut out where the proportions differ.
-        like: the height and width that it must have.
         gray: make colors gray.
     """
     try:
@@ -56,24 +54,16 @@ def decode(
                 raise ValueError(f"{image.width}×{image.height} pixels, more than {LARGEST_IMAGE:,}")
             if image.mode not in GRAY + COLOR:
                 raise ValueError(f"pixels of kind {image.mode}")
-            wrong = like and (image.height, image.width) != like and f"{image.height}×{image.width}"
-            if not wrong:
-                gray = gray or image.mode in GRAY
-                if size:
-                    image.draft(None, (2 * size[1], 2 * size[0]))  # a JPEG need not be decoded in full
-                plain = image.convert("L" if gray else "RGB")
-                plain = ImageOps.fit(plain, size[::-1], Image.Resampling.BICUBIC) if size else plain
-                pixels = np.asarray(plain)
+            gray = gray or image.mode in GRAY
+            if size:
+                image.draft(None, (2 * size[1], 2 * size[0]))  # a JPEG need not be decoded in full
+            plain = image.convert("L" if gray else "RGB")
+            pixels = np.asarray(ImageOps.fit(plain, size[::-1], Image.Resampling.BICUBIC) if size else plain)
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{name}: expected an 8-bit image; got one that cannot be read ({reason}). Fetch or convert it again."
         ) from error
-    if like and wrong:
-        raise ValueError(
-            f"{name}: expected {like[0]}×{like[1]} pixels like the first image; got {wrong}. Resize all images to "
-            "one size: lipcert data prepare does."
-        )
     return pixels[None] if gray else pixels.transpose(2, 0, 1)
 
 
@@ -85,32 +75,33 @@ def _open(data: bytes) -> Image.Image:
         raise ValueError("no known image format") from None
 
 
-def decode_each(
-    files: Files,
-    names: Sequence[str],
-    *,
-    size: tuple[int, int] | None = None,
-    like: tuple[int, int] | None = None,
-    gray: bool = False,
+def decode_resized(
+    files: Files, names: Sequence[str], size: tuple[int, int], *, gray: bool
 ) -> Iterator[NDArray[np.uint8]]:
-    """Decode the named images in their order, several at a time."""
+    """Decode and resize the named images in their order, several at a time."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for start in range(0, len(names), AHEAD):
             part = names[start : start + AHEAD]
             places = (f"{files.path}: {name}" for name in part)
-            yield from pool.map(partial(decode, size=size, like=like, gray=gray), map(files.read, part), places)
+            yield from pool.map(partial(decode, size=size, gray=gray), map(files.read, part), places)
 
 
 def decode_all(files: Files, names: Sequence[str]) -> NDArray[np.uint8]:
     """Decode images of one size to (N, C, H, W); gray ones among colored ones become colored."""
-    data = files.read(names[0])
-    first = decode(data, f"{files.path}: {names[0]}")
-    # All images have one size, and no photograph grows by more than RATIO.
-    count = len(names)
-    check_size(files.path, count * first.size, count * max(len(data), 64), largest=LARGEST_ARRAY)
-    result = np.empty((count, *first.shape), np.uint8)
-    result[0] = first
-    for row, pixels in enumerate(decode_each(files, names[1:], like=first.shape[1:]), start=1):
+    result = np.empty((0, 0, 0, 0), np.uint8)
+    for row, name in enumerate(names):
+        data = files.read(name)
+        pixels = decode(data, f"{files.path}: {name}")
+        if row == 0:  # all images have one size, and no photograph grows by more than RATIO
+            expected, packed = len(names) * pixels.size, len(names) * max(len(data), 64)
+            check_size(files.path, expected, packed, largest=LARGEST_ARRAY)
+            result = np.empty((len(names), *pixels.shape), np.uint8)
+        if pixels.shape[1:] != result.shape[2:]:
+            (height, width), found = result.shape[2:], "×".join(map(str, pixels.shape[1:]))
+            raise ValueError(
+                f"{files.path}: {name}: expected {height}×{width} pixels like the first image; got {found}. "
+                "Resize all images to one size: lipcert data prepare does."
+            )
         if len(pixels) > result.shape[1]:
             check_size(files.path, 3 * result.size, largest=LARGEST_ARRAY)
             result = np.repeat(result, 3, axis=1)

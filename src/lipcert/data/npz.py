@@ -124,13 +124,10 @@ def read(path: Path, split: Split) -> ImageData:
 
 
 def _names(arrays: Arrays, split: Split) -> tuple[str, str]:
-    for pair in SPLIT_NAMES:
-        images, labels = (name.format(split) for name in pair)
+    pairs = [(images.format(split), labels.format(split)) for images, labels in SPLIT_NAMES]
+    for images, labels in (*pairs, *WHOLE_NAMES):
         if images in arrays.names and labels in arrays.names:
-            return images, labels
-    for images, labels in WHOLE_NAMES:
-        if images in arrays.names and labels in arrays.names:
-            if split == "train":
+            if split == "train" and (images, labels) in WHOLE_NAMES:
                 raise ValueError(
                     f"{arrays.path}: expected x_train and y_train; got one set, {images} and {labels}, which is "
                     "read as a test set only. Save x_train, y_train, x_test and y_test to train on it."
@@ -189,10 +186,11 @@ def _classes(arrays: Arrays, labels: NDArray[np.integer], split: Split) -> tuple
 
 def save(path: Path, splits: Mapping[str, ImageData]) -> None:
     """Replace the file at ``path`` by the prepared form of these splits, atomically."""
-    classes = next(iter(splits.values())).classes
-    labels = {split: labels_as_bytes(data.labels, len(classes)) for split, data in splits.items()}
-    shapes = {split: (len(data), *data.image_shape) for split, data in splits.items()}
-    write(path, classes, {split: (shapes[split], data.blocks(), labels[split]) for split, data in splits.items()})
+    blocks = {
+        split: ((len(data), *data.image_shape), data.blocks(), data.labels.numpy())
+        for split, data in splits.items()
+    }
+    write(path, next(iter(splits.values())).classes, blocks)
 
 
 def write(
@@ -224,8 +222,8 @@ def write(
                             content = np.ascontiguousarray(block).data
                             member.write(content)
                             digest.update(content)
-                    arrays[f"{split}_labels"] = labels
-                    lines.append(f"{split} {digest.hexdigest()} {sha256_of([labels])}")
+                    narrow = arrays[f"{split}_labels"] = labels_as_bytes(labels, len(classes))
+                    lines.append(f"{split} {digest.hexdigest()} {sha256_of([narrow])}")
                 for name, array in {**arrays, "sha256": np.array(lines)}.items():
                     with archive.open(f"{name}.npy", "w") as member:
                         npy.write_array(member, array, allow_pickle=False)

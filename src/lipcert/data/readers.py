@@ -233,8 +233,8 @@ def read_tiny_imagenet(files: Files, split: Split) -> ImageData:
     if split == "train":
         found = [(name, match[1]) for name in files.names if (match := TINY_TRAIN.fullmatch(name))]
     else:
-        lines = (line.split() for line in _text(files, "val_annotations.txt").splitlines())
-        annotation = {words[0]: words[1] for words in lines if len(words) > 1}
+        notes = (line.split() for line in _text(files, "val_annotations.txt").splitlines())
+        annotation = {words[0]: words[1] for words in notes if len(words) > 1}
         found = [(n, annotation.get(match[1], "none")) for n in files.names if (match := TINY_TEST.fullmatch(n))]
     if not found:
         folder = {"train": "train/<wnid>/images", "test": "val/images"}[split]
@@ -249,7 +249,8 @@ def read_tiny_imagenet(files: Files, split: Split) -> ImageData:
                 "The copy is damaged: fetch it again."
             )
     # The name of a class is the first of the words of its identifier, or the identifier where there are none.
-    pairs = (line.split("\t", 1) for line in _text(files, "words.txt").splitlines() if "\t" in line)
+    lines = _text(files, "words.txt").splitlines() if files.has("words.txt") else []
+    pairs = (line.split("\t", 1) for line in lines if "\t" in line)
     words = {identifier: text.split(",")[0].strip() for identifier, text in pairs}
     classes = tuple(words.get(identifier) or identifier for identifier in identifiers)
     images = decode_all(files, [name for name, _ in found])
@@ -258,9 +259,6 @@ def read_tiny_imagenet(files: Files, split: Split) -> ImageData:
 
 
 def _text(files: Files, name: str) -> str:
-    """The content of a file, or nothing if words.txt is missing."""
-    if name == "words.txt" and not files.has(name):
-        return ""
     return files.find(name)[0].decode("utf-8", "replace")
 
 

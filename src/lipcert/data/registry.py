@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lipcert.data import npz
 from lipcert.data.catalog import CATALOG, Entry, entry, prepared_path, unknown
@@ -104,7 +103,7 @@ def prepare_images(
         gray: store one channel instead of three.
         progress: called with the number of images read and the number of files.
     """
-    from lipcert.data.images import decode_each
+    from lipcert.data.images import decode_resized
 
     if target.suffix != ".npz":
         raise ValueError(f"{target}: the prepared file must end in .npz.")
@@ -114,16 +113,11 @@ def prepare_images(
         for split in SPLITS:
             names, labels, classes = find_images(files, split)
             shape = (len(names), 1 if gray else 3, *size)
-            blocks = _in_channels(decode_each(counted, names, size=size, gray=gray), shape[1:])
-            splits[split] = (shape, blocks, labels.astype(np.uint8 if len(classes) <= 256 else "<u2"))
+            images = decode_resized(counted, names, size, gray=gray)
+            splits[split] = (shape, (np.broadcast_to(image, shape[1:]) for image in images), labels)
         npz.check_room(target, sum(int(np.prod(shape)) for shape, _, _ in splits.values()))
         npz.write(target, classes, splits)
     return {split: npz.read(target, split) for split in SPLITS}
-
-
-def _in_channels(images: Iterator[NDArray[np.uint8]], shape: tuple[int, ...]) -> Iterator[NDArray[np.uint8]]:
-    for image in images:
-        yield np.broadcast_to(image, shape)
 
 
 def verify(known: Entry, data: ImageData) -> None:

@@ -231,10 +231,14 @@ def _training(report: Report) -> Figure:
 
 
 def _loss_axis(values: list[float]) -> alt.Y:
-    """Logarithmic, with ticks at 1, 2 and 5 times the powers of ten."""
+    """Logarithmic, with ticks at 1, 2 and 5 times the powers of ten, and at more multiples if these are few."""
     low, high = min(values) / 1.15, max(values) * 1.15
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    all_ticks = [
+        [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+        for digits in ((1, 2, 5), (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9))
+    ]
+    ticks = next((ticks for ticks in all_ticks if len(ticks) > 2), all_ticks[-1])
     axis = alt.Axis(title=None, values=ticks, format="~g")
     return alt.Y("value:Q", scale=alt.Scale(type="log", domain=[low, high], nice=False), axis=axis)
 
@@ -291,7 +295,7 @@ def _shares(position: int, name: str, layers: Sequence[Layer], width: int) -> An
 def _spectra(position: int, run: RunReport) -> Figure:
     step = max(1, math.ceil(len(run.layers) / MOST_LAYERS))
     shown = run.layers[::step]
-    top = max(1.0, *(layer.quantiles[0] / (layer.proved_upper or 1.0) for layer in shown))
+    top = max(1.0, *(layer.quantiles[0] / _scale(layer) for layer in shown))
 
     def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
         columns = 6 if width > NARROW else 3
@@ -305,7 +309,8 @@ def _spectra(position: int, run: RunReport) -> Figure:
     grids = [layer.grid for layer in run.layers if layer.grid]
     caption = (
         "Singular values of WT^(−½) from the largest to the smallest; the proof says that none exceeds 1. Where a "
-        "layer has no T, they are divided by its proved constant. Estimates in float64 from the stored weights."
+        "layer has no T, they are divided by its proved constant, or by the largest of them before an audit. These "
+        "are estimates in float64 from the stored weights."
         + (f" Convolutions are sampled at {min(grids)}×{min(grids)} frequencies or more." if grids else "")
         + (f" {len(shown)} of {len(run.layers)} layers are drawn; the table has all." if step > 1 else "")
     )
@@ -317,8 +322,7 @@ def _spectrum(position: int, layer: Layer, width: int, top: float, *, first: boo
     """One panel; labels stand at the left and below the lowest panels alone."""
     color, parts = run_style(position).light, len(layer.quantiles) - 1
     points = [
-        {"rank": 100 * rank / parts, "value": value / (layer.proved_upper or 1.0)}
-        for rank, value in enumerate(layer.quantiles)
+        {"rank": 100 * rank / parts, "value": value / _scale(layer)} for rank, value in enumerate(layer.quantiles)
     ]
     x_axis = alt.Axis(values=[0, 100], labelExpr="datum.value + ' %'", labelFlush=True, labels=last)
     y_axis, domain = alt.Axis(values=[0, 0.5, 1], labels=first), alt.Scale(domain=[0, top], nice=False)
@@ -336,9 +340,14 @@ def _spectrum(position: int, layer: Layer, width: int, top: float, *, first: boo
     marks = (
         base.mark_area(color=color, opacity=0.18),
         base.mark_line(color=color, strokeWidth=1.8),
-        name.mark_text(x=0, y=-7, **label),
+        name.mark_text(x=0, y=-9, **label),
     )
     return alt.layer(*marks).properties(width=width, height=72)
+
+
+def _scale(layer: Layer) -> float:
+    """What the singular values of a layer are compared with."""
+    return layer.proved_upper or (1.0 if layer.kind == "residual" else layer.largest_estimate) or 1.0
 
 
 def _layer_table(run: RunReport) -> DataTable:

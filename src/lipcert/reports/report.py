@@ -120,14 +120,11 @@ class RunReport(Part):
     def attacked_at(self, eps: str) -> AttackRow | None:
         return next((row for row in self.attacked if row.radius == RADII[eps]), None)
 
-    def certified_at(self, eps: str) -> float | None:
-        return self.curve[round(255 * RADII[eps])] if self.curve else None
-
 
 class Report(Part):
     """The whole report."""
 
-    format: str = "lipcert-report-1"
+    format: str = "lipcert-report-2"
     claim: str = CLAIM
     radii: tuple[Radius, ...]
     curve_step: float = 1 / 255

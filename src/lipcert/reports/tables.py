@@ -1,14 +1,10 @@
-"""Tables for a terminal and for Markdown, and text for LaTeX."""
+"""Tables of text, and text for Markdown and LaTeX."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LATEX = {  # what LaTeX does not print as it is; the longest come first
     "3√2/2": r"$\frac32 \sqrt{2}$",
@@ -42,18 +38,6 @@ class DataTable:
 def decimals(share: float | None, digits: int = 1) -> str:
     """A share in percent, without the sign."""
     return "–" if share is None else f"{100 * share:.{digits}f}"
-
-
-def rich_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """For a terminal: the first column to the left, figures to the right."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table
 
 
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

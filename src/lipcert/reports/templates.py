@@ -11,7 +11,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from lipcert.reports.tables import latex
-from lipcert.reports.verdict import constant, percent, short
+from lipcert.reports.verdict import constant, lower, percent, short
 
 
 def plain(text: str) -> str:
@@ -38,6 +38,7 @@ LATEX_SIGNS: dict[str, Any] = {
 FILTERS = {
     "percent": percent,
     "constant": constant,
+    "lower_bound": lower,
     "short": short,
     "fenced": fenced,
     "pretty": lambda value: json.dumps(value, indent=2, ensure_ascii=False),

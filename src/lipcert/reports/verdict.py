@@ -26,15 +26,27 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def constant(value: float | None, digits: int = 9) -> str:
     """An upper bound of a Lipschitz constant, rounded up; ∞ where there is none."""
-    if value is None or not math.isfinite(value):
-        return "∞"
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
+    return "∞" if value is None else _rounded(value, digits, ROUND_CEILING)
+
+
+def lower(value: float) -> str:
+    """A lower bound of a Lipschitz constant, rounded down."""
+    return _rounded(value, 6, ROUND_FLOOR)
 
 
 def short(radius: float) -> str:
     """A radius, rounded down: three decimals, or two significant digits below 0.01."""
     digits = 3 if radius >= 0.01 or not radius else 1 - math.floor(math.log10(radius))
-    return f"{Decimal(radius).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR):f}"
+    return _rounded(radius, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, direction: str) -> str:
+    if not math.isfinite(value):
+        return "∞"
+    exact = Decimal(value)
+    last = max(-digits, exact.adjusted() - 11)  # large numbers have at most 12 digits
+    rounded = exact.quantize(Decimal(1).scaleb(last), direction)
+    return f"{rounded:f}" if not value or 1e-6 <= abs(value) < 1e9 else f"{rounded}".lower()
 
 
 def attack_name(attack: AttackRecord) -> str:

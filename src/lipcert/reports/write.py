@@ -57,8 +57,8 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
             if path.is_file() and len(paths) > 1:
                 continue  # cmp/runs/* matches the logs and the settings beside the runs too
             raise ValueError(f"{path} is not a run folder. Train one with lipcert train.")
-        inside = (file.parent for file in path.rglob("run.json"))
-        here = [path] if RunFolder(path).exists else sorted(inside)
+        inside = path / "runs" if (path / "runs").is_dir() else path  # beside runs/ a comparison has its trials
+        here = [path] if RunFolder(path).exists else sorted(file.parent for file in inside.glob("*/run.json"))
         if not here:
             RunFolder(path).require()  # says what is wrong
         folders += here

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lipcert.errors import NotCertified, positive_int
-from lipcert.verified.dense import Bound, best, per_row, positive_row_sums, sqrt_up, weighted_rho
+from lipcert.verified.dense import Bound, RowSums, best, column_sums, per_row, sqrt_up
 from lipcert.verified.grid import choose_oversampling, grid_points, symbol_bound
 from lipcert.verified.rounding import ETA, Array, ldexp_up, real, up
 from lipcert.verified.rowsums import largest_up, nonnegative_norm_up, overlaps
@@ -115,13 +115,9 @@ def conv_rho_weighted(
     """ρ ≤ max_i γ_i Σ_j Σ_d |C_ij[d]| q_j/q_i over the lags d that are multiples of the stride."""
     array = _kernel(kernel)
     if q is not None:
-        weights, ratios = per_row("gamma", gamma, array), per_row("q", q, array)
-        columns = polyphase(array, stride, dilation, groups)
-        size = columns.shape[1]
-        return max(
-            weighted_rho(one, weights[i * size : (i + 1) * size], ratios[i * size : (i + 1) * size])
-            for i, one in enumerate(columns)
-        )
+        weights = per_row("gamma", gamma, array)
+        sums = conv_row_sums(array, q, weights > 0, stride=stride, dilation=dilation, groups=groups)
+        return sums.rho(weights)
     parts = scaled_rows(array, gamma)
     if parts is None:
         return math.inf
@@ -186,17 +182,29 @@ def conv_norm_bound(
     return Bound(ldexp_up(sqrt_up(found.value), parts.exponent), found.method)
 
 
+def conv_row_sums(
+    kernel: npt.ArrayLike,
+    q: npt.ArrayLike,
+    kept: npt.NDArray[np.bool_],
+    *,
+    stride: Sizes = 1,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> RowSums:
+    """``dense.row_sums`` for a residual layer: T of the output channels that are ``kept``, (n,)."""
+    array = _kernel(kernel)
+    columns = polyphase(array, stride, dilation, groups)
+    ratios, chosen = per_row("q", q, array).reshape(columns.shape[:2]), kept.reshape(columns.shape[:2])
+    sums = [column_sums(*group) for group in zip(columns, ratios, chosen, strict=True)]
+    return RowSums(np.concatenate([s.values for s in sums]), np.concatenate([s.powers for s in sums]))
+
+
 def conv_row_sums_up(
     kernel: npt.ArrayLike, q: npt.ArrayLike, *, stride: Sizes = 1, dilation: Sizes = 1, groups: int = 1
 ) -> Array:  # (n, c/groups, *taps), (n,) → (n,)
     """T_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i, exactly, for a residual layer; q as in ``dense.row_sums_up``."""
-    array = _kernel(kernel)
-    ratios = per_row("q", q, array)
-    columns = polyphase(array, stride, dilation, groups)
-    size = columns.shape[1]
-    return np.concatenate(
-        [positive_row_sums(one, ratios[i * size : (i + 1) * size]) for i, one in enumerate(columns)]
-    )
+    everything = np.ones(len(np.asarray(kernel)), bool)
+    return conv_row_sums(kernel, q, everything, stride=stride, dilation=dilation, groups=groups).total()
 
 
 def conv_kappa(

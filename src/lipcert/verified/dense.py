@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lipcert.verified.cholesky import gram, smallest_eigenvalue_down
 from lipcert.verified.rounding import ETA, Array, exponents, g, ldexp_up, norm_up, real, scaled, up, usable
-from lipcert.verified.rowsums import largest_up, nonnegative_norm_up, overlaps, row_sums, split_row_sums
+from lipcert.verified.rowsums import largest_up, nonnegative_norm_up, overlaps, split_row_sums
 from lipcert.verified.scale import scaled_rows
 
 CHOLESKY_UP_TO = 4096  # rows of the smaller Gram matrix; beyond, its cost is minutes
@@ -37,28 +37,54 @@ def best(*bounds: Bound) -> Bound:
     return smallest if math.isfinite(smallest.value) else Bound(math.inf, "none")
 
 
+@dataclass(frozen=True)
+class RowSums:
+    """T_i = values_i·2^powers_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i; the exponents are apart, so that nothing overflows."""
+
+    values: Array  # (n,)
+    powers: npt.NDArray[np.int64]
+
+    def total(self) -> Array:
+        """T as float64, rounded up."""
+        return ldexp_up(self.values, self.powers)
+
+    @np.errstate(all="ignore")
+    def rho(self, gamma: Array) -> float:
+        """max_i γ_i T_i ≥ ρ, if no row with γ_i > 0 was left out of the sums."""
+        if not usable(gamma) or bool((gamma < 0).any()):
+            return math.inf
+        shift = exponents(gamma)
+        products = up(self.values * scaled(gamma, shift), 1)  # mantissas in [½, 1) times sums that cannot overflow
+        return float(ldexp_up(products, self.powers + shift).max(initial=0.0))
+
+
 def rho_weighted(weight: npt.ArrayLike, gamma: npt.ArrayLike, q: npt.ArrayLike | None = None) -> float:
-    """ρ ≤ max_i γ_i T_i with the T_i of ``row_sums_up`` for the rows that are left; q is found here if not given.
+    """ρ ≤ max_i γ_i T_i with the T_i of ``row_sums`` for the rows with γ_i > 0; q is found here if not given.
 
     A q that is not positive and finite proves nothing: the bound is infinite.
     """
     rows = real("weight", weight, 2)
     if q is not None:
-        return weighted_rho(rows, per_row("gamma", gamma, rows), per_row("q", q, rows))
+        weights = per_row("gamma", gamma, rows)
+        return row_sums(rows, q, weights > 0).rho(weights)
     parts = scaled_rows(rows, gamma)
     return math.inf if parts is None else ldexp_up(_by_row_sums(parts.rows), 2 * parts.exponent)
 
 
-def weighted_rho(columns: Array, gamma: Array, q: Array) -> float:  # (n, R, *taps), (n,), (n,)
-    """max_i γ_i T_i with the T_i of ``rowsums.row_sums``, for dense and convolutional columns."""
-    if not usable(columns, gamma, q) or bool((gamma < 0).any()) or bool((q <= 0).any()):
-        return math.inf
-    kept = gamma > 0
-    columns, gamma, q = columns[kept], gamma[kept], q[kept]
-    sums, powers = split_row_sums(*_unit_columns(columns), q)
-    shift = exponents(gamma)
-    products = up(sums * scaled(gamma, shift), 1)  # mantissas in [½, 1) times sums that cannot overflow
-    return float(ldexp_up(products, powers + shift).max(initial=0.0))
+def row_sums(weight: npt.ArrayLike, q: npt.ArrayLike, kept: npt.NDArray[np.bool_]) -> RowSums:
+    """T of the rows that are ``kept``, (n,), for a dense weight; the others do not count and have T_i = 0."""
+    rows = real("weight", weight, 2)
+    return column_sums(rows, per_row("q", q, rows), kept)
+
+
+def column_sums(columns: Array, q: Array, kept: npt.NDArray[np.bool_]) -> RowSums:  # (n, R, *taps), (n,), (n,)
+    """``row_sums`` for dense and convolutional columns; all infinite where the input proves nothing."""
+    values, powers = np.zeros(len(q)), np.zeros(len(q), np.int64)
+    if not usable(columns, q) or bool((q <= 0).any()):
+        return RowSums(np.full_like(values, np.inf), powers)
+    some = slice(None) if kept.all() else kept  # a slice copies nothing
+    values[some], powers[some] = split_row_sums(*_unit_columns(columns[some]), q[some])
+    return RowSums(values, powers)
 
 
 def row_sums_up(weight: npt.ArrayLike, q: npt.ArrayLike) -> Array:  # (n, m), (n,) → (n,)
@@ -68,15 +94,7 @@ def row_sums_up(weight: npt.ArrayLike, q: npt.ArrayLike) -> Array:  # (n, m), (n
     rounding of exp is harmless, q being only a witness. A zero row has T_i = 0. Where the ‖w_j‖q_j
     differ by more than a factor of about 2⁹⁰⁰ the smallest get a T_i that is too large.
     """
-    rows = real("weight", weight, 2)
-    return positive_row_sums(rows, per_row("q", q, rows))
-
-
-def positive_row_sums(columns: Array, q: Array) -> Array:  # (n, R, *taps), (n,) → (n,)
-    """T of ``rowsums.row_sums``; all infinite where the input proves nothing."""
-    if not usable(columns, q) or bool((q <= 0).any()):
-        return np.full(len(q), np.inf)
-    return row_sums(*_unit_columns(columns), q)
+    return row_sums(weight, q, np.ones(len(np.asarray(weight)), bool)).total()
 
 
 def rho_cholesky(weight: npt.ArrayLike, gamma: npt.ArrayLike) -> float:  # (n, m), (n,)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lipcert.verified.rounding import ETA, Array, exponents, g, ldexp_up, scaled, up
+from lipcert.verified.rounding import ETA, Array, exponents, g, scaled, up
 
 FLOOR = 2.0**-960  # below this a witness would underflow; larger entries only enlarge T
 STEPS = 60
@@ -38,17 +38,19 @@ class Overlaps:
 def overlaps(columns: Array) -> Overlaps:  # (n, R, *taps), entries of modulus at most 1
     """The overlaps of all pairs of columns, over all lags; a lag has one entry for each axis of taps."""
     n, rows, *taps = columns.shape
-    total, zero = np.zeros((n, n)), (0,) * len(taps)
+    total, zero = np.zeros(0), (0,) * len(taps)
     for lag in itertools.product(*(range(1 - k, k) for k in taps)):
         if lag < zero:  # half of the lags, those that are not before 0 in the dictionary: C_ij[−d] = C_ji[d]
             continue
         ahead = tuple(slice(max(d, 0), k + min(d, 0)) for d, k in zip(lag, taps, strict=True))
         behind = tuple(slice(max(-d, 0), k - max(d, 0)) for d, k in zip(lag, taps, strict=True))
         first, second = (columns[:, :, *part].reshape(n, -1) for part in (ahead, behind))
-        size = np.abs(first @ second.T)
-        total += size if lag == zero else size + size.T
+        size = first @ second.T
+        np.abs(size, out=size)
+        total = size if lag == zero else total + (size + size.T)  # the lag 0 comes first
     area, lags = math.prod(taps), math.prod(2 * k - 1 for k in taps)
-    sums = np.abs(columns).sum(axis=tuple(range(2, columns.ndim)))
+    sums = np.abs(columns)
+    sums = sums.sum(axis=tuple(range(2, columns.ndim))) if taps else sums
     return Overlaps(total, sums, rows * area, max(4 * area, lags) + 2 * area)  # up to two axes lags < 4·area
 
 
@@ -100,12 +102,6 @@ def split_row_sums(
     x = np.where(alive, np.maximum(scaled(mantissas, most - shift), FLOOR), FLOOR)
     sums = weighted_sums_up(overlaps(columns), x)
     return np.where(alive, up(sums / mantissas, 1), 0.0), tops + most - powers
-
-
-def row_sums(columns: Array, tops: npt.NDArray[np.int64], q: Array) -> Array:
-    """T_i of ``split_row_sums`` as float64, rounded up."""
-    values, powers = split_row_sums(columns, tops, q)
-    return ldexp_up(values, powers)
 
 
 @np.errstate(all="ignore")
