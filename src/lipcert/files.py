@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 _TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "unexpected pos", "iostream")
 
 
