@@ -4,10 +4,8 @@ import copy
 import io
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
 import sys
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
@@ -36,8 +34,7 @@ from lipcert.records import METHODS, RunFolder
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 from lipcert.training.loop import train
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+from processes import command
 
 
 @pytest.fixture
@@ -474,11 +471,6 @@ def complaints(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(("attacking: ", "certifying: "))]
 
 
-def command(*words):
-    """The words of a process of its own."""
-    return [sys.executable, "-m", "lipcert", *map(str, words)]
-
-
 def make_run(folder, data, seed=0, epochs=3):
     config = TrainConfig(
         model="sll_nano", data=data, epochs=epochs, batch_size=128, learning_rate=0.02, seed=seed, threads=1
@@ -513,8 +505,7 @@ FEW = ("--method", "quick", "--examples", "60")
 
 
 def test_the_table_the_rows_and_the_record_agree(run_copy):
-    words = command("attack", run_copy, *FEW)
-    result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    result = command("attack", run_copy, *FEW)
     assert (result.returncode, complaints(result.stderr)) == (0, [])
     assert "\x1b" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80

@@ -41,6 +41,7 @@ from lipcert.reports.verdict import constant, lower, short
 from lipcert.reports.write import file_names, run_folders, write_report
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
+from processes import command
 
 HOSTILE = "<img src=x onerror=alert(1)>&'\"`|_"  # a folder may be called so
 
@@ -77,12 +78,6 @@ def report(folders, out):
     folders = run_folders(folders)
     names = distinct_names(folders)
     return write_report([Run(folder, name) for folder, name in zip(folders, names, strict=True)], out)
-
-
-def command(*words, cwd=None):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
-    line = [sys.executable, "-m", "lipcert", *words]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, cwd=cwd, timeout=300)
 
 
 def change(path, edit):
