@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +11,7 @@ import pytest
 
 from counting import counting
 from lipcert.jobs import call, locked_log, open_store, open_workers
-from workers import alive, children_of, start_cluster
-
-
-def wait_for(condition, seconds=300):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+from workers import alive, children_of, start_cluster, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +98,12 @@ def test_the_same_settings_continue_and_others_are_refused(tmp_path):
             store.load("part.json")
         store.remove()
     assert not (tmp_path / "s").exists()
+
+
+def test_a_store_whose_settings_were_being_written_when_it_was_killed_is_opened(tmp_path):
+    (tmp_path / ".123.settings.json").write_text('{"se')
+    with open_store(tmp_path, {"seed": 1}, what="a test") as store:
+        assert store.load("settings.json") == {"seed": 1}
 
 
 @pytest.mark.parametrize("restart", [False, True])

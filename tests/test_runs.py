@@ -270,6 +270,9 @@ def test_only_new_and_empty_folders_are_filled(finished, tmp_path):
     with pytest.raises(ValueError, match="is not empty"):
         require_new(tmp_path / "file")
     require_new(tmp_path / "new")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".123.config.json").touch()  # what a killed process leaves
+    require_new(tmp_path / "new")
 
 
 def test_load_opens_what_lipcert_writes(finished, tmp_path):

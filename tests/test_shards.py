@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from lipcert.records import RunFolder
 from lipcert.runs import train
 from lipcert.training.config import TrainConfig
 from processes import ENVIRONMENT, command
-from workers import alive, children_of, start_cluster
+from workers import alive, children_of, start_cluster, wait_for
 
 LONG = ("--method", "quick", "--examples", "120", "--all", "--eps", "0.5", "1")
 PGD = ("--method", "pgd", "--examples", "40", "--eps", "0.5")
@@ -44,16 +43,9 @@ def rows(folder, method="quick"):
     return RunFolder(folder).attack_file(method).with_suffix(".jsonl").read_bytes()
 
 
-def wait_for(condition, seconds=300):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def parts_of(folder):
     parts = RunFolder(folder).attack_parts("quick").glob("*.json")
-    return sorted(path for path in parts if path.name != "settings.json")
+    return sorted(path for path in parts if path.name != "settings.json" and path.name[0] != ".")
 
 
 @pytest.mark.slow
@@ -89,8 +81,8 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_rows(run_copy, uninterrupt
 def test_a_killed_attack_goes_on_where_it_was(run_copy, uninterrupted, jobs):
     words = [sys.executable, "-m", "lipcert", "attack", str(run_copy), *LONG, "--jobs", jobs]
     process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: len(parts_of(run_copy)) >= 1)
-    children = children_of(process.pid)
+    children = set()
+    wait_for(lambda: children.update(children_of(process.pid)) or len(parts_of(run_copy)) >= 1)
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_for(lambda: not any(map(alive, children)))  # nobody works on for a dead parent

@@ -1,4 +1,4 @@
-"""A real Dask cluster on this machine, and what processes it has."""
+"""A real Dask cluster on this machine, its processes, and waiting for them."""
 
 import json
 import os
@@ -53,3 +53,10 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_for(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -44,6 +44,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
         raise
 
 
+def content(folder: Path) -> list[Path]:
+    """What a folder holds, apart from its lock and from files that a killed process did not finish."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

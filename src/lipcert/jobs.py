@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from lipcert.errors import name_extra
-from lipcert.files import locked, try_lock, write_json
+from lipcert.files import content, locked, try_lock, write_json
 
 T = TypeVar("T")
 KEPT = "what is done is kept; run the same command again to continue"
@@ -53,15 +53,15 @@ class Store:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(content, dict):
-                return content
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(value, dict):
+                return value
         except ValueError:
             pass
         raise damaged(path)
 
-    def save(self, name: str, content: Mapping[str, Any]) -> None:
-        write_json(self.folder / name, content)
+    def save(self, name: str, value: Mapping[str, Any]) -> None:
+        write_json(self.folder / name, value)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
@@ -80,13 +80,13 @@ def open_store(folder: Path, settings: Mapping[str, Any], *, what: str, restart:
     Raises:
         ValueError: for other settings, another kind of folder, or one that another process works in.
     """
-    if folder.exists() and not (folder / SETTINGS).is_file() and (not folder.is_dir() or _content(folder)):
+    if folder.exists() and not (folder / SETTINGS).is_file() and (not folder.is_dir() or content(folder)):
         raise ValueError(f"{folder} is not empty and does not hold {what}. Choose a new or empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
     store, now = Store(folder), json.loads(json.dumps(settings))
     with locked(folder):
         if restart:
-            for path in _content(folder):
+            for path in content(folder):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not (folder / SETTINGS).is_file():
             store.save(SETTINGS, now)
@@ -102,10 +102,6 @@ def open_store(folder: Path, settings: Mapping[str, Any], *, what: str, restart:
             yield store
         except KeyboardInterrupt:
             raise KeyboardInterrupt(KEPT) from None
-
-
-def _content(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.name != ".lock"]
 
 
 def damaged(path: Path) -> ValueError:

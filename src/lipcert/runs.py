@@ -27,7 +27,7 @@ from lipcert.certified.records import describe
 from lipcert.data.registry import load_data
 from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
-from lipcert.files import atomic_file, locked, sha256_file, write_json, write_rows
+from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
 from lipcert.models.spec import ModelSpec
 from lipcert.records import RADII, AttackRecord, CertifiedRecord, RunFolder, parse_radii
 from lipcert.training.checkpoint import load_model, load_spec
@@ -91,7 +91,7 @@ def train(
             load_data(config.data, "train", root=config.data_root),
             load_data(config.data, "test", root=config.data_root),
         )
-    created = not run.folder.exists()
+    created = [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
         with run.alone():
@@ -102,17 +102,17 @@ def train(
     finally:
         if created and first_process() and not run.exists:  # refused before anything was written
             (run.folder / ".lock").unlink(missing_ok=True)
-            run.folder.rmdir()
+            for folder in created:
+                folder.rmdir()
     return run
 
 
 def require_new(folder: Path) -> None:
     """Raise ValueError unless ``folder`` can be filled without losing anything."""
     taken = folder.exists() and not folder.is_dir()
-    if taken or (folder.exists() and any(path.name != ".lock" for path in folder.iterdir())):
-        raise ValueError(
-            f"{folder} is not empty. Choose another --out, or add --resume to continue the training in it."
-        )
+    if taken or (folder.exists() and content(folder)):
+        cure = ", or add --resume to continue the training in it" if RunFolder(folder).exists else ""
+        raise ValueError(f"{folder} is not empty. Choose a new or empty folder with --out{cure}.")
 
 
 class Run(RunFolder):

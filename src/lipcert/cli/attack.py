@@ -14,7 +14,7 @@ from lipcert.records import RADII
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack the answers that are right and not certified. Exit 1 if a certified answer fell.
+    """Attack right answers without a certificate; exit 1 if a certified one falls.
 
     Run the same command again to continue an interrupted attack.
     """

@@ -11,7 +11,7 @@ import tyro
 
 @dataclass(frozen=True)
 class Report:
-    """Write one offline page about runs and what is proved of them. Exit 1 if an audit refutes one."""
+    """Write one offline page about runs; exit 1 if an audit refutes one of them."""
 
     run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(name="runs", metavar="RUN")]
     """Run folders, or folders with runs in them, such as a comparison."""

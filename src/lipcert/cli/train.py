@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Train(TrainConfig):
-    """Train a certified network. Add --resume to continue an interrupted training bit for bit."""
+    """Train a certified network; --resume continues an interrupted training."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
