@@ -621,6 +621,24 @@ def test_the_error_where_nothing_comes_in(op, tmp_path):
         assert bound64 <= 1e-15
 
 
+@pytest.mark.parametrize("op", ["max_pool", "l2_pool"])
+def test_a_pool_without_windows_is_malformed(op, tmp_path):
+    """The norm over no axis would be |x| to one reader and x to another."""
+    builder = Builder((3,)).add(op, 1.0, windows=[None])
+    with pytest.raises(checker.Malformed, match="windows"):
+        checker.check(builder.save(tmp_path))
+
+
+def test_a_window_of_one_entry_may_have_any_step(tmp_path):
+    """The indices of a window are computed for its longest neighbor, too: a huge step must not overflow there."""
+    step = 999_999_999_999_999_999
+    builder = Builder((16,)).add("max_pool", 2.0, windows=[[[0, 16, 1], [3, 4, step], [5, step, step]]])
+    node = builder.build(tmp_path)[0]
+    x = np.random.default_rng(0).standard_normal((2, 16))
+    assert np.array_equal(node.run(x), np.stack([x.max(axis=1), x[:, 3], x[:, 5]], axis=1))
+    assert node.prove() == checker.root_above(Fraction(2))
+
+
 # --- Graphs ---
 
 

@@ -832,10 +832,12 @@ class Windows(Node):
             self.require(bool(((start < stop) & (step > 0)).all()), "a window is empty")
             last = stop - 1 - (stop - start - 1) % step
             self.require(bool((last < shape[axis]).all()), f"a window leaves an axis of size {shape[axis]}")
+            step = np.where(start < last, step, 1)  # the step of a single entry may be huge, and no index needs it
             self.windows[axis], shape[axis] = np.stack((start, last, step)), len(rows)
             longest = int(((last - start) // step).max()) + 1
             gathered, self.most = self.budget.numbers((*shape, longest), self.where), self.most * longest
             self.room, self.prepare = max(self.room, gathered), self.prepare + 16 * MOVE * gathered
+        self.require(bool(self.windows), "needs windows on at least one axis")
         self.shape, self.moves = tuple(shape), 4 + 8 * len(self.windows)
         if self.op == "l2_pool":  # an entry is in at most L² windows
             self.roundings, self.slope = self.most + 8, self.claimed
