@@ -379,8 +379,8 @@ def require_no_jump(module: nn.Module) -> None:
     """
     if type(module) is nn.Softplus and LEAST_THRESHOLD <= module.threshold < 37:
         raise NotCertified(
-            f"torch's softplus jumps by {math.exp(-module.threshold):.2g}/beta at its threshold. Freeze the network, "
-            "which stores softplus without the jump, or use threshold=40."
+            f"torch's softplus jumps by {math.exp(-module.threshold):.2g}/beta at its threshold. Freeze the "
+            "network, which stores softplus without the jump, or use threshold=40."
         )
 
 
