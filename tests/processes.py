@@ -89,7 +89,7 @@ def _exit_code(task):
         _run(**task)
         code = 0
     except SystemExit as end:
-        code = end.code or 0
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     atexit._run_exitfuncs()

@@ -124,7 +124,7 @@ def test_help_lists_the_commands_without_torch():
 @pytest.mark.parametrize(
     "words",
     [
-        ["demo", "--epochs", "0"], ["demo", "--epochs", "many"], ["demo", "--epoch", "1"], ["prove"], [],
+        ["demo", "--epochs", "0"], ["demo", "--epochs", "many"], ["demo", "--epoch", "1"], ["prove"],
         ["bench", "nope"], ["bench", "--repeats", "0"],
         ["certify"], ["train", "--epochs", "-1"], ["train", "--learning-rate", "nan"], ["train", "--loss", "nope"],
         ["train", "--model", "nope"], ["compare", "--jobs", "0"], ["compare", "--seconds", "5", "--epochs", "1"],

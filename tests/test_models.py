@@ -173,3 +173,10 @@ def test_an_inert_q_is_live_in_the_dense_layers_only():
         type(layer).__name__: type(layer.bound).__name__ for layer in model.modules() if hasattr(layer, "bound")
     }
     assert kinds == {"ResidualConv2d": "AOL", "ResidualLinear": "SLL"}
+
+
+@pytest.mark.parametrize("method", ["sn", "orthogonal", "cayley", "aol_affine"])
+def test_an_activation_that_nothing_would_use_is_refused(method):
+    with pytest.raises(ValueError, match=f"activation is a setting of residual .* {method!r}"):
+        lc.create_model("sll_nano", method=method, activation="tanh")
+    lc.create_model("sll_nano", activation="tanh")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import processes
 from lipcert.experiments.cost import parameters
 from lipcert.experiments.paper import PAPER as ALL
 from lipcert.experiments.plan import Cost, expected
@@ -27,20 +28,12 @@ from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 from lipcert.training.config import TrainConfig
 
 PAPER, OFFSETS, SIZES = ALL.tables, ALL.offsets, ALL.sizes
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
 SOURCE = Path(__file__).parents[2] / "shared" / "paper.tex"
 TRAINED = ("table1", "table2", "table5", "offsets", "corrected")
 
 
 def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "lipcert", "reproduce", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=400,
-        check=False,
-    )
+    return processes.command("reproduce", *words)
 
 
 # The numbers
@@ -390,7 +383,7 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
         [sys.executable, "-m", "lipcert", "reproduce", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=ENVIRONMENT,
+        env=processes.ENVIRONMENT,
     )
     halfway, second = (RunFolder(out / f"runs/digits-sll-nano-{seed}") for seed in range(2))
     deadline = time.monotonic() + 300

@@ -1,4 +1,4 @@
-"""A Dask cluster of two worker processes on this machine, and what the system knows of processes."""
+"""A real Dask cluster on this machine, and what processes it has."""
 
 import json
 import os

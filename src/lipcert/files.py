@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "unexpected pos", "iostream")
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
@@ -18,7 +20,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     The file is flushed to disk first, so a kill or a power cut at any moment leaves the old file or the new one.
     Its permissions are those of any new file (some libraries write files that only their owner can read).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the folder of {path} does not exist. Create it, or choose another --out.")
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # some writers look at the ending
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -29,8 +33,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) or type(error).__name__ == "SafetensorError":
-            # This is how torch and safetensors report a full disk.
+        # This is how torch and safetensors report a full disk.
+        text = str(error)
+        by_torch = isinstance(error, RuntimeError) and any(word in text for word in _TORCH_WRITER)
+        if by_torch or type(error).__name__ == "SafetensorError":
             reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             raise OSError(
                 f"{path} could not be written ({reason}); what was there is unchanged. Free some space."

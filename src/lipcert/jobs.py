@@ -11,6 +11,7 @@ reads standard input, a pipe that its starter holds open, and sends itself SIGTE
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import runpy
@@ -29,6 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from lipcert.errors import name_extra
 from lipcert.files import locked, try_lock, write_json
 
 T = TypeVar("T")
@@ -175,10 +177,8 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
             stop.set()
             executor.shutdown(cancel_futures=True)
         return
-    try:
+    with name_extra("--cluster"):
         dask: Any = import_module("distributed")
-    except ImportError:
-        raise ValueError("--cluster needs Dask. Install it with: pip install 'lipcert[cluster]'") from None
     try:
         client = dask.Client(cluster, timeout=ANSWER, set_as_default=False)
         client.wait_for_workers(1, timeout=3 * ANSWER)
@@ -188,7 +188,7 @@ def open_workers(count: int, cluster: str | None, folder: Path) -> Iterator[Work
             f"--cluster must be the address of a Dask scheduler with workers; got {cluster} ({reason}). Start both "
             "with dask scheduler and dask worker."
         ) from None
-    with client:
+    with dask.utils.silence_logging_cmgr(logging.CRITICAL), client:  # a lost cluster is told in one sentence
         _require_shared(client, folder)
         remote = client.get_executor(pure=False)
         try:

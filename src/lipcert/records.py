@@ -165,7 +165,7 @@ class AttackRecord(Record):
     weights: str
     command: str
     cpu_seconds: float
-    rows: tuple[AttackRow, ...] = Field(strict=False)
+    rows: tuple[AttackRow, ...] = Field(strict=False, min_length=1)
 
 
 class AttackExample(Record):

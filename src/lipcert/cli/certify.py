@@ -66,8 +66,8 @@ class Certify:
             "unfinished": run.unfinished,
         }
         notes = [
-            f"{about.examples:,} images. The radii hold for the stored numbers, in real and in float64 arithmetic.",
-            f"L of the backbone ≤ {about.lipschitz:.9f}; rounding took at most {about.rounding:.1e} of a margin.",
+            f"{about.examples:,} images. The radii hold for the stored numbers,\nin real and float64 arithmetic.",
+            f"L of the backbone ≤ {about.lipschitz:.9f}; rounding took at most {about.rounding:.1e}\nof a margin.",
             *(f"The rounding bounds assume one thing of the platform: {text}." for text in about.assumes),
             *([f"Note: {run.unfinished}."] if run.unfinished else []),
             f"Check it: lipcert check {done.certificate_file}",

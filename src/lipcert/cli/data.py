@@ -145,7 +145,7 @@ class PrepareImages:
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets: list the named ones, get one ready, or prepare photographs of your own."""
+    """Data sets: list the named ones, get one ready, or resize photographs."""
 
     command: tyro.conf.OmitSubcommandPrefixes[
         Annotated[ListData, tyro.conf.subcommand("list")]

@@ -16,10 +16,10 @@ class Export:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder."""
-    to: Literal["torch", "torch-export", "onnx", "safetensors"]
-    """torch and safetensors are files for lipcert.load, the second with the certificate inside; the others run."""
-    out: Path | None = None
-    """File to write. By default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
+    to: Annotated[Literal["torch", "torch-export", "onnx", "safetensors"], tyro.conf.arg(metavar="FORMAT")]
+    """torch or safetensors for lipcert.load (the second with the certificate inside), torch-export, or onnx."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File to write; by default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
 

@@ -67,8 +67,8 @@ def open_files(path: Path) -> Iterator[Files]:
             members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             yield Files(path, tuple(sorted(members)), lambda name: _read_member(path, archive, members[name]))
     else:
-        contents = _read_tar(path)
-        yield Files(path, tuple(sorted(contents)), contents.__getitem__)
+        content, places = _read_tar(path)
+        yield Files(path, tuple(sorted(places)), lambda name: content[places[name]])
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -133,7 +133,8 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
         return archive.read(info)
 
 
-def _read_tar(path: Path) -> dict[str, bytes]:
+def _read_tar(path: Path) -> tuple[bytes, dict[str, slice]]:
+    """Return the unpacked archive, and where in it each file is."""
     limit = min(LARGEST_FILE, SLACK + RATIO * path.stat().st_size)
     with name_damage(path), path.open("rb") as raw:
         packed = raw.read(2) == GZIP
@@ -151,4 +152,5 @@ def _read_tar(path: Path) -> dict[str, bytes]:
     for member in members:
         if member.issparse():  # its holes take no space in the file
             raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
-    return {m.name.removeprefix("./"): content[m.offset_data : m.offset_data + m.size] for m in members}
+    places = {m.name.removeprefix("./"): slice(m.offset_data, m.offset_data + m.size) for m in members}
+    return content, places

@@ -20,13 +20,13 @@ from lipcert.certified.freeze import prove
 from lipcert.certified.records import describe
 from lipcert.exporters.files import (
     Certificate,
-    atomic_file,
     beside,
     load_certified,
     parse_json,
     read_text,
     write_network,
 )
+from lipcert.files import atomic_file
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from pydantic import ValidationError
-
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 
@@ -40,7 +38,7 @@ def train_command(config: dict[str, Any], out: str) -> str:
     """``lipcert train`` with the flags that differ from the defaults."""
     try:
         settings = TrainConfig(**config).model_dump()
-    except ValidationError:  # of a version with other fields
+    except ValueError:  # of a version with other fields
         return f"lipcert train --config {out}/config.json --out NEW"
     default = TrainConfig().model_dump()
     words = ["lipcert", "train"]

@@ -13,7 +13,7 @@ import altair as alt
 from lipcert.reports.report import Layer, Report, RunReport
 from lipcert.reports.tables import DataTable
 from lipcert.reports.theme import light, run_style
-from lipcert.reports.verdict import constant, percent
+from lipcert.reports.verdict import constant, percent, short
 
 NARROW = 480  # below this width panels stand on top of each other instead of side by side
 MOST_DOTS = 60  # epochs with a marker each; in longer trainings only the last one has a marker
@@ -164,7 +164,7 @@ def _bars(position: int, run: RunReport, width: int) -> Any:
     bars = _chart(rows).mark_bar(color=run_style(position).light, **look)
     layers = [bars.encode(x=x, x2="high:Q", y=_percent_axis("share", zero=True), y2="zero:Q")]
     if run.median_radius is not None:
-        median = _chart([{"low": run.median_radius, "text": f"median {run.median_radius:.3f}"}])
+        median = _chart([{"low": run.median_radius, "text": f"median {short(run.median_radius)}"}])
         text = median.mark_text(align="left", baseline="bottom", dx=5, dy=-3, fontSize=11, color=light("ink"))
         layers.append(median.mark_rule(color=light("ink"), strokeWidth=1.5).encode(x=x))
         layers.append(text.encode(x=x, y=alt.value(0), text="text:N"))

@@ -30,6 +30,11 @@ CLAIM = (
     "A test image with certified radius r keeps its class under every change of Euclidean (L2) norm up to r. This "
     "holds in real arithmetic, and when the stored weights are evaluated in float64. Pixels have values in [0, 1]."
 )
+SUMMARY = (
+    "Accuracy in percent, by L2 radius. Certified accuracy is proved: the robust accuracy is at least that. "
+    "Accuracy under attack is evidence: the robust accuracy is at most that. Above the attacks stands what is "
+    "certified of the attacked images."
+)
 
 
 class Part(BaseModel):
@@ -48,7 +53,7 @@ class Radius(Part):
 class Accuracies(Part):
     """A line of the summary table: accuracies of the same images, unperturbed and within each radius."""
 
-    what: str  # "certified" or "attacked by PGD"
+    what: str  # "certified" or "under PGD"
     proved: bool
     images: int
     natural: float | None
@@ -120,15 +125,13 @@ class RunReport(Part):
     def attacked_at(self, eps: str) -> AttackRow | None:
         return next((row for row in self.attacked if row.radius == RADII[eps]), None)
 
-    def certified_at(self, eps: str) -> float | None:
-        return self.curve[round(255 * RADII[eps])] if self.curve else None
-
 
 class Report(Part):
     """The whole report."""
 
-    format: str = "lipcert-report-1"
+    format: str = "lipcert-report-2"
     claim: str = CLAIM
+    caption: str = SUMMARY
     radii: tuple[Radius, ...]
     curve_step: float = 1 / 255
     largest_radius: float  # where the curves end
@@ -217,18 +220,20 @@ def _frozen(run: Run) -> Network:
 
 
 def _accuracies(run: Run, radii: Sequence[float]) -> Iterator[Accuracies]:
-    """What is certified; then each attack, after what is certified of its images where these are others."""
+    """What is certified; then what is certified of the attacked images, where these are others, and each attack."""
     shares = tuple(run.certified(radius) for radius in radii)
     yield Accuracies(what="certified", proved=True, images=len(run.radii), natural=run.natural, shares=shares)
+    before: set[str] = set()
     for attack in run.attacks:
-        rows = {row.radius: row for row in attack.rows}
-        found = [rows.get(radius) for radius in radii]
         about: dict[str, Any] = {"images": attack.examples, "natural": attack.rows[0].natural}
-        if attack.examples != len(run.radii):
-            proved = tuple(None if row is None else row.certified for row in found)
-            yield Accuracies(what="certified", proved=True, shares=proved, **about)
-        shares = tuple(None if row is None else row.attacked for row in found)
-        yield Accuracies(what=f"attacked by {attack_name(attack)}", proved=False, shares=shares, **about)
+        if attack.examples != len(run.radii) and attack.images not in before:
+            alike = [row for other in run.attacks if other.images == attack.images for row in other.rows]
+            proved = {row.radius: row.certified for row in alike}
+            yield Accuracies(what="certified", proved=True, shares=tuple(map(proved.get, radii)), **about)
+        before.add(attack.images)
+        found = {row.radius: row.attacked for row in attack.rows}
+        what = f"under {attack_name(attack)}"
+        yield Accuracies(what=what, proved=False, shares=tuple(map(found.get, radii)), **about)
 
 
 def _histogram(run: Run, largest: float) -> Histogram:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from lipcert.reports.tables import latex
+from lipcert.reports.tables import decimals, latex
 from lipcert.reports.verdict import constant, lower, percent, short
 
 
@@ -36,6 +36,7 @@ LATEX_SIGNS: dict[str, Any] = {
     **{"comment_start_string": "<#", "comment_end_string": "#>"},
 }
 FILTERS = {
+    "decimals": decimals,
     "percent": percent,
     "constant": constant,
     "lower_bound": lower,

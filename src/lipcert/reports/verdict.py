@@ -26,7 +26,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def constant(value: float | None, digits: int = 9) -> str:
     """An upper bound of a Lipschitz constant, rounded up; ∞ where there is none."""
-    return "∞" if value is None or not math.isfinite(value) else _rounded(value, digits, ROUND_CEILING)
+    return "∞" if value is None else _rounded(value, digits, ROUND_CEILING)
 
 
 def lower(value: float) -> str:
@@ -41,7 +41,12 @@ def short(radius: float) -> str:
 
 
 def _rounded(value: float, digits: int, direction: str) -> str:
-    return f"{Decimal(value).quantize(Decimal(1).scaleb(-digits), direction):f}"
+    if not math.isfinite(value):
+        return "∞"
+    exact = Decimal(value)
+    last = max(-digits, exact.adjusted() - 11)  # large numbers have at most 12 digits
+    rounded = exact.quantize(Decimal(1).scaleb(last), direction)
+    return f"{rounded:f}" if not value or 1e-6 <= abs(value) < 1e9 else f"{rounded}".lower()
 
 
 def attack_name(attack: AttackRecord) -> str:

@@ -106,7 +106,7 @@ class TrainConfig(ReadableErrors, BaseModel):
     threads: int | None = Field(default=None, ge=1)
     """Number of CPU threads. None leaves the choice to torch."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (pip install 'lipcert[train]')."""
+    """Also write TensorBoard events into the run folder (extra 'train')."""
 
     @model_validator(mode="after")
     def _settings_are_of_the_loss(self) -> TrainConfig:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from lipcert.data.augment import augmentation
 from lipcert.data.dataset import ImageData
+from lipcert.errors import name_extra
 from lipcert.files import sha256_file, write_json
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
@@ -326,12 +327,8 @@ def _board(folder: Path | None) -> Any:
     """A writer of TensorBoard events, or None."""
     if folder is None:
         return None
-    try:
+    with name_extra("--tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(
-            "--tensorboard needs the extra 'train': pip install 'lipcert[train]'. metrics.jsonl has the same rows."
-        ) from None
     return SummaryWriter(str(folder / "tensorboard"))
 
 
