@@ -837,9 +837,9 @@ class Pool(Op):
             rest = up(rest * norm_bound(matrix).value, 3)  # 1/divisor is rounded once
         constant = root_up(square) if rest == 1 else up(root_up(square) * rest, 1)
         biggest = max(self.factor, 1 / self.factor)
-        # ``size`` − 1 sums, a quotient and a product with the factor. In float32 the factor and up to two divisors
-        # are rounded first, which ``g`` counts, and so is each product of divisors.
-        error = relative_error(size + 2 + axes, constant)
+        # ``size`` − 1 sums, a quotient, a product with the factor, and ``axes`` − 1 products of divisors, which
+        # float32 rounds. It rounds the factor and up to two divisors, too: ``g`` counts these.
+        error = relative_error(size + max(2, axes), constant)
         return Proof(out, constant, "windows", error, largest=biggest)
 
 
