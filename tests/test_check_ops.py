@@ -621,6 +621,55 @@ def test_the_error_where_nothing_comes_in(op, tmp_path):
         assert bound64 <= 1e-15
 
 
+@pytest.mark.parametrize("op", ["max_pool", "l2_pool"])
+def test_a_pool_without_windows_is_malformed(op, tmp_path):
+    """The norm over no axis would be |x| to one reader and x to another."""
+    builder = Builder((3,)).add(op, 1.0, windows=[None])
+    with pytest.raises(checker.Malformed, match="windows"):
+        checker.check(builder.save(tmp_path))
+
+
+def test_a_window_of_one_entry_may_have_any_step(tmp_path):
+    """The indices of a window are computed for its longest neighbor, too: a huge step must not overflow there."""
+    step = 999_999_999_999_999_999
+    builder = Builder((16,)).add("max_pool", 2.0, windows=[[[0, 16, 1], [3, 4, step], [5, step, step]]])
+    node = builder.build(tmp_path)[0]
+    x = np.random.default_rng(0).standard_normal((2, 16))
+    assert np.array_equal(node.run(x), np.stack([x.max(axis=1), x[:, 3], x[:, 5]], axis=1))
+    assert node.prove() == checker.root_above(Fraction(2))
+
+
+@pytest.mark.parametrize("divisors", ["equal", "many"])  # of many there is no small common multiple
+def test_a_pool_on_a_long_axis(divisors, tmp_path):
+    """A matrix of 20,000 × 20,000 entries exceeded the limits. Row and column sums bound its norm."""
+    length, generator = 20_000, np.random.default_rng(0)
+    windows = [[i, i + 3] for i in range(length - 2)]
+    parts = [3] * len(windows) if divisors == "equal" else generator.integers(3, 2**20, len(windows)).tolist()
+    node = Builder((length,)).add("pool", 1.0, windows=[windows], divisors=[parts], factor=ONE).build(tmp_path)[0]
+    shares = 1 / np.array(parts)
+    row, column = 3 * shares.max(), np.convolve(shares, np.ones(3)).max()
+    assert node.proved == pytest.approx(math.sqrt(row * column), rel=1e-14)
+    assert node.proved >= math.sqrt(row * column) * (1 - 1e-15)
+    assert divisors == "many" or node.proved == 1.0
+
+
+@pytest.mark.parametrize("most", [4, 2**23])
+def test_row_and_column_sums_bound_the_norm_of_a_pool(most, tmp_path):
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        length, count = generator.integers(1, 30, 2).tolist()
+        windows = [[a, int(generator.integers(a + 1, length + 1))] for a in generator.integers(0, length, count)]
+        windows = [[int(start), stop] for start, stop in windows]
+        parts = generator.integers(1, most + 1, count).tolist()
+        builder = Builder((length,)).add("pool", 2.0**40, windows=[windows], divisors=[parts], factor=ONE)
+        node, matrix = builder.build(tmp_path)[0], np.zeros((count, length))
+        for row, (start, stop), divisor in zip(matrix, windows, parts, strict=True):
+            row[start:stop] = 1 / divisor
+        square, exact = float(node.sums(0)), max(matrix.sum(axis=1)) * max(matrix.sum(axis=0))
+        assert exact * (1 - 1e-12) <= square <= exact * (1 + 1e-12)
+        assert np.linalg.norm(matrix, 2) ** 2 <= square * (1 + 1e-12)
+
+
 # --- Graphs ---
 
 

@@ -245,7 +245,7 @@ def test_unknown_modules_are_named_and_refused(module, cure):
     ("module", "constant"),
     [
         (nn.GELU(), 1.129),
-        (nn.Softplus(), 1.0),
+        (nn.Softplus(threshold=40), 1.0),
         (nn.Sigmoid(), 0.25),
         (nn.LeakyReLU(-3.0), 3.0),
         (nn.Flatten(), 1.0),

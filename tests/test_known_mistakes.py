@@ -762,7 +762,7 @@ STEEP = {
     "hardswish": (nn.Hardswish(), [2.9999] * 3),
     "selu": (nn.SELU(), [-1e-6] * 3),
     "prelu": (nn.PReLU(init=-3.0), [-1.0] * 3),
-    "softplus": (nn.Softplus(beta=5.0), [9.0] * 3),
+    "softplus": (nn.Softplus(beta=5.0, threshold=40), [9.0] * 3),
     "softmax": (nn.Softmax(dim=1), [0.0, 0.0, -99.0]),
     "rrelu": (nn.RReLU(2.0, 6.0).eval(), [-1.0] * 3),
 }

@@ -53,6 +53,7 @@ UP = decimal.Context(1000, decimal.ROUND_CEILING, decimal.MIN_EMIN, decimal.MAX_
 TEXT = 2**24  # bytes of JSON that are read
 NODES = 10_000
 ENTRIES = 2**26  # of one tensor, or of one matrix of a proof
+POOL = 2**20  # entries of the matrix of a pool; the norm of a larger one is bounded by its row and column sums
 TOTAL = 3 * 2**27  # entries of all tensors: 3.2 GB as float64
 ROOM = 2**24  # numbers that are held for one input at a time; --allow does not make batches larger
 WORK = 2**46  # multiply-adds, or what takes as long: about an hour on two cores
@@ -832,10 +833,12 @@ class Windows(Node):
             self.require(bool(((start < stop) & (step > 0)).all()), "a window is empty")
             last = stop - 1 - (stop - start - 1) % step
             self.require(bool((last < shape[axis]).all()), f"a window leaves an axis of size {shape[axis]}")
+            step = np.where(start < last, step, 1)  # the step of a single entry may be huge, and no index needs it
             self.windows[axis], shape[axis] = np.stack((start, last, step)), len(rows)
             longest = int(((last - start) // step).max()) + 1
             gathered, self.most = self.budget.numbers((*shape, longest), self.where), self.most * longest
             self.room, self.prepare = max(self.room, gathered), self.prepare + 16 * MOVE * gathered
+        self.require(bool(self.windows), "needs windows on at least one axis")
         self.shape, self.moves = tuple(shape), 4 + 8 * len(self.windows)
         if self.op == "l2_pool":  # an entry is in at most L² windows
             self.roundings, self.slope = self.most + 8, self.claimed
@@ -866,7 +869,8 @@ class Pool(Windows):
     """The sum of each window times a factor, divided by an integer for each window.
 
     Each axis is a matrix A with A[i, k] = 1/divisor_i for k in window i. The norm of the whole, a Kronecker
-    product, is the product of theirs. If the windows are disjoint, AAᵀ is diagonal.
+    product, is the product of theirs. If the windows are disjoint, AAᵀ is diagonal. Otherwise the norm of A is
+    proved, or, if A is large, ‖A‖² ≤ ‖A‖₁‖A‖∞: the largest column sum times the largest row sum.
     """
 
     width = 2
@@ -886,26 +890,50 @@ class Pool(Windows):
         )
         for axis in filter(self.overlap, self.windows):
             shape = same[axis], self.source[axis]
-            self.budget.require(math.prod(shape), ENTRIES, f"{self.where}: the number of entries of a matrix is")
-            self.prepare += math.prod(shape) * (32 * MOVE + 16 * min(shape))
-            self.proof += eigenvalue_work(1, *shape)
+            if math.prod(shape) <= POOL:
+                self.prepare += math.prod(shape) * (32 * MOVE + 16 * min(shape))
+                self.proof += eigenvalue_work(1, *shape)
+            else:
+                self.prepare += 32 * MOVE * sum(shape)
 
     def overlap(self, axis: int) -> bool:
         start, last, _ = self.windows[axis][:, np.argsort(self.windows[axis][0])]
         return bool((last[:-1] >= start[1:]).any())
 
+    def rows(self, axis: int) -> Iterator[tuple[int, int, int]]:  # start, length and divisor of each window
+        start, last, _ = self.windows[axis]
+        return zip(start.tolist(), (last - start + 1).tolist(), self.divisors[axis].tolist(), strict=True)
+
+    def sums(self, axis: int) -> Fraction:
+        """The largest row sum times the largest column sum, the latter rounded up if its denominator is vast."""
+        unit = 1
+        for divisor in set(self.divisors[axis].tolist()):
+            unit = math.lcm(unit, divisor)
+            if unit > 2**200:
+                unit = 2**80
+                break
+        # changes[k]: what column k has more than column k − 1, from the windows that start or have ended there.
+        changes = [0] * (self.source[axis] + 1)
+        for start, length, divisor in self.rows(axis):
+            share = -(-unit // divisor)
+            changes[start] += share
+            changes[start + length] -= share
+        column = Fraction(max(itertools.accumulate(changes)), unit)
+        return column * max(Fraction(n, d) for n, d in {(n, d) for _, n, d in self.rows(axis)})
+
     def prove(self) -> float:
         square, norm = Fraction(self.factor) ** 2, 1.0
         for axis, divisors in self.divisors.items():
-            if self.overlap(axis):
+            if not self.overlap(axis):
+                square *= max(Fraction(n, d**2) for n, d in {(n, d) for _, n, d in self.rows(axis)})
+            elif len(divisors) * self.source[axis] > POOL:
+                square *= self.sums(axis)
+            else:
                 matrix = np.zeros((1, len(divisors), self.source[axis] + 1))
                 np.put_along_axis(matrix[0], self.index(axis), 1 / divisors[:, None], axis=1)
                 matrix = np.ascontiguousarray(matrix[:, :, :-1])
                 goal = float(np.linalg.norm(matrix[0], 2)) ** 2 * (1 + 2.0**-29)
                 norm *= math.sqrt(norm_squared(matrix, goal, None, self.budget)) * ROUND
-            else:
-                lengths = (self.windows[axis][1] - self.windows[axis][0] + 1).tolist()
-                square *= max(Fraction(n, d**2) for n, d in set(zip(lengths, divisors.tolist(), strict=True)))
         return root_above(square) if norm == 1 else root_above(square) * norm * ROUND
 
     def run(self, x: Array) -> Array:

@@ -99,11 +99,18 @@ def _require_format(proved: Proved) -> None:
         raise NotCertified(
             f"certificates are for inputs of at most 4 axes, got {proved.input_shape}. Flatten them."
         )
+    stated = [(f"{part.name} ({part.op})", part.proof.lipschitz) for part in proved.parts]
+    for where, value in [*stated, ("the network before its last linear map", proved.backbone)]:
+        if not _stateable(value):
+            raise NotCertified(
+                f"the constant of {where} is {value:.3g}, but a certificate can state 0 and numbers between 2^-100 "
+                "and 2^100 only. Rescale the weights."
+            )
     shapes = [*(part.proof.shape for part in proved.parts), proved.input_shape]
     for part in proved.parts:
         fields, operator = part.step.fields(), getattr(part.step, "operator", None)
         numbers = [float(value) for value in _flat(list(fields.values())) if isinstance(value, float)]
-        if any(value != 0 and not 2.0**-100 <= abs(value) <= 2.0**100 for value in numbers):
+        if not all(map(_stateable, numbers)):
             raise NotCertified(
                 f"{part.name} ({part.op}) has a number beyond 2^±100, which no certificate can state."
             )
@@ -117,6 +124,11 @@ def _require_format(proved: Proved) -> None:
                     f"{part.name} ({part.op}) is outside the format of certificates: a circular image must be "
                     "divisible by the stride, and a kernel may have 257 taps along an axis."
                 )
+
+
+def _stateable(value: float) -> bool:
+    """Whether the format has that number."""
+    return value == 0 or 2.0**-100 <= abs(value) <= 2.0**100
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from lipcert.errors import NotCertified
 from lipcert.intact import compiled_module, require_intact
 
 Converter = Callable[[Any], list[Op]]
+LEAST_THRESHOLD = 20  # of a softplus that can be frozen: it jumps by less than 2.1e-9/β, and the op does not
 
 
 def flexible(make: Callable[..., Op], *settings: Any) -> Op:
@@ -370,10 +371,23 @@ def _threshold(module: nn.Threshold) -> list[Op]:
     return [Function("maximum", (float(module.threshold),))]
 
 
+def require_no_jump(module: nn.Module) -> None:
+    """Raise ``NotCertified`` for a module that jumps where its op does not.
+
+    At x = threshold/β torch's softplus jumps by log(1 + exp(−threshold))/β. From a threshold of 37 on, that is less
+    than 2⁻⁵⁸·x, whatever β is: less than the rounding of a float64.
+    """
+    if type(module) is nn.Softplus and LEAST_THRESHOLD <= module.threshold < 37:
+        raise NotCertified(
+            f"torch's softplus jumps by {math.exp(-module.threshold):.2g}/beta at its threshold. Freeze the "
+            "network, which stores softplus without the jump, or use threshold=40."
+        )
+
+
 def _softplus(module: nn.Softplus) -> list[Op]:
     require(
-        module.threshold >= 20,  # below 2.1e-9/β, which the op does not have
-        f"it jumps where β·x exceeds its threshold {module.threshold}. Use a threshold of 20 or more.",
+        module.threshold >= LEAST_THRESHOLD,
+        f"it jumps where β·x exceeds its threshold {module.threshold}. Use threshold=40.",
     )
     return [Function("softplus", (float(module.beta),))]
 
@@ -401,7 +415,9 @@ def _upsample(module: Any) -> list[Op]:
 
 def _padding(mode: str) -> Converter:
     def converted(module: Any) -> list[Op]:
-        return [flexible(pad, mode, tuple(module.padding), float(getattr(module, "value", 0.0)))]
+        value = float(getattr(module, "value", 0.0))
+        require(math.isfinite(value), f"the value of padding must be finite, got {value}.")
+        return [flexible(pad, mode, tuple(module.padding), value)]
 
     return converted
 

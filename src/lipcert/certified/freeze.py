@@ -79,7 +79,7 @@ def freeze(model: nn.Module) -> Network:
     """
     require_module(model)
     with _evaluating(model):
-        graph = _Graph(parametrized=True)
+        graph = _Graph(parametrized=True, freezing=True)
         graph.add(model, "", INPUT)
         nodes = [Node(node.name, _in_float32(node), node.inputs) for node in graph.nodes]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
@@ -173,10 +173,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Graph:
-    """The nodes of a network, in order."""
+    """The nodes of a network, in order.
 
-    def __init__(self, parametrized: bool) -> None:
-        self.parametrized = parametrized
+    ``freezing``: the ops replace the network. Otherwise they must compute what the modules compute.
+    """
+
+    def __init__(self, parametrized: bool, freezing: bool = False) -> None:
+        self.parametrized, self.freezing = parametrized, freezing
         self.nodes: list[Node] = []
         self.heads: set[str] = set()  # linear maps that were normalized heads
 
@@ -228,6 +231,8 @@ class _Graph:
         if kind in FOREIGN:
             if any(tensor.is_complex() for tensor in [*module.parameters(), *module.buffers()]):
                 raise NotCertified("its tensors are complex, and the proofs are about real numbers.")
+            if not self.freezing:
+                foreign.require_no_jump(module)
             return FOREIGN[kind](module)
         if isinstance(module, LipschitzLayer):
             return [_assumed(module, module.lipschitz_bound(), "its author's")]
@@ -307,6 +312,8 @@ def _dtype(module: nn.Module) -> torch.dtype:
 def _in_float32(node: Node) -> Op:
     """The op with its tensors in float32, but for a witness."""
     op = node.op
+    if not finite(*op._buffers.values()):
+        raise NotCertified(f"{node.name} has NaN or infinity in its tensors. Load or train other weights.")
     wide = {name for name, tensor in op._buffers.items() if tensor is not None and tensor.dtype != torch.float32}
     if wide - {"witness"}:
         fields = op.fields()

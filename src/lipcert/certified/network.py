@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.certified.op import ROUND, Op, Proof, Shape, array, finite
-from lipcert.certified.ops import Assumed, Linear
+from lipcert.certified.ops import CLASSES, Assumed, Function, Linear
 from lipcert.errors import NotCertified
 from lipcert.intact import require_intact
 from lipcert.verified import rounding
@@ -102,8 +102,15 @@ def _add(place: nn.Module, name: str, module: nn.Module) -> None:
         raise ValueError(f"node {name!r:.60} has the name of a folder of nodes. Rename it.")
     if isinstance(place, Network) and name in ("nodes", "names"):
         place._modules[name] = module
-    else:
+        return
+    try:
+        if name == "_last_use":  # which ``Network`` sets last
+            raise KeyError(name)
         place.add_module(name, module)
+    except KeyError as error:
+        raise ValueError(
+            f"the name of a node must be one that torch allows; got {str(error)!r:.100}. Rename it."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -227,6 +234,10 @@ class Proved:
 
 def _through(proof: Proof, before: list[float]) -> float:
     """The constant after an op, from those of its inputs."""
+    gains = (proof.lipschitz,) if proof.gains is None else proof.gains
+    known = all(map(math.isfinite, (*gains, *before)))
+    if known and not any(gain and one for gain, one in zip(gains, before, strict=True)):
+        return 0.0  # exactly, so nothing is rounded up
     if proof.gains is not None:
         # Each term and the sum are rounded once more; what underflows loses at most 2⁻¹⁰⁷⁴ a term.
         try:
@@ -272,6 +283,8 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
         step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
         step = step.at(shape)
+        if type(step) not in (*CLASSES, Function):  # a subclass could prove anything about itself
+            raise NotCertified("only the ops of lipcert are proved. Vouch for it with lipcert.register_rule.")
         require_intact(step)
         step = step.clone()
     # A witness proves something or nothing; it is no part of the function.

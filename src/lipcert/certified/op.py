@@ -141,11 +141,13 @@ class Op(Fixed, abc.ABC):
         return {name: getattr(self, name) for name in arguments(type(self))}
 
     def remember(self, what: str, where: Any, compute: Callable[[], Any], names: Sequence[str] = ()) -> Any:
-        """``compute()``, or what it gave for the same tensors before: each layer is proved once.
+        """``compute()``, or what it gave for the same tensors and settings before: each layer is proved once.
 
         ``names`` are the tensors on which it depends; all of them if there are none.
         """
-        key = (self.digest(names or tuple(self._buffers)), what, where)
+        # A proof holds along every axis, and ``at`` counts the axis in another way.
+        settings = {key: value for key, value in self.fields().items() if key not in (*self._buffers, "axis")}
+        key = (type(self), repr(settings), self.digest(names or tuple(self._buffers)), what, where)
         if key not in self._proofs:
             self._proofs[key] = compute()
         return self._proofs[key]

@@ -6,6 +6,7 @@ A new step is one class here (what runs, what is proved, its fields) and one in 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -46,6 +47,7 @@ from lipcert.verified.dense import Bound, RowSums, norm_bound
 from lipcert.verified.rounding import U32, U64, down, exponents, ldexp_up, scaled, up
 
 MOST = 2**23  # what a size in a file may be
+LARGE_MATRIX = 2**20  # entries of the matrix of a pool: it takes seconds to prove the norm of a larger one
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
 Index = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Stride = Annotated[int, Field(strict=True, ge=1, le=2**10)]  # torch crashes where strides multiply to 2³¹
@@ -798,8 +800,9 @@ class Pool(Op):
         sizes, most = list(shape), 0
         for axis, spans in enumerate(self.windows):
             if spans is not None:
-                matrix, sizes[axis] = len(spans) * sizes[axis], len(spans)
-                most = max(most, matrix, math.prod(sizes))
+                size, sizes[axis] = sizes[axis], len(spans)
+                one_by_one = math.prod(sizes) * _longest(spans)
+                most = max(most, one_by_one if _few_of_many(spans, size) else len(spans) * size, math.prod(sizes))
         return most
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -809,10 +812,7 @@ class Pool(Op):
         divisor = torch.ones((), dtype=x.dtype, device=x.device)
         for axis, (spans, parts) in enumerate(zip(self.windows, self.divisors, strict=True), start=1):
             if spans is not None and parts is not None:
-                places = torch.arange(x.shape[axis], device=x.device)
-                start, stop = torch.tensor(spans, device=x.device).unbind(1)  # whole numbers, also in a program
-                inside = (places >= start[:, None]) & (places < stop[:, None])
-                x = (x.movedim(axis, -1) @ inside.to(x.dtype).mT).movedim(-1, axis)
+                x = _window_sums(x, axis, spans)
                 counts = torch.tensor(parts, device=x.device).to(x.dtype)
                 divisor = divisor * counts.view(-1, *[1] * (x.ndim - 1 - axis))
         x = x / divisor
@@ -820,13 +820,16 @@ class Pool(Op):
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         out, square, rest = self.output_shape(shape), Fraction(self.factor) ** 2, 1.0
-        size = 1
+        size, axes = 1, 0
         for spans, parts, length in zip(self.windows, self.divisors, shape, strict=True):
             if spans is None or parts is None:
                 continue
-            size *= max(stop - start for start, stop in spans)
+            size, axes = size * _longest(spans), axes + 1
             if all(a[1] <= b[0] for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False)):
                 square *= max(Fraction(b - a, d * d) for (a, b), d in zip(spans, parts, strict=True))
+                continue
+            if len(spans) * length > LARGE_MATRIX:
+                square *= _row_times_column(spans, parts)
                 continue
             matrix = np.zeros((len(spans), length))
             for row, (start, stop), divisor in zip(matrix, spans, parts, strict=True):
@@ -834,7 +837,54 @@ class Pool(Op):
             rest = up(rest * norm_bound(matrix).value, 3)  # 1/divisor is rounded once
         constant = root_up(square) if rest == 1 else up(root_up(square) * rest, 1)
         biggest = max(self.factor, 1 / self.factor)
-        return Proof(out, constant, "windows", relative_error(size + 2, constant), largest=biggest)
+        # ``size`` − 1 sums, a quotient, a product with the factor, and ``axes`` − 1 products of divisors, which
+        # float32 rounds. It rounds the factor and up to two divisors, too: ``g`` counts these.
+        error = relative_error(size + max(2, axes), constant)
+        return Proof(out, constant, "windows", error, largest=biggest)
+
+
+def _longest(spans: tuple[Window, ...]) -> int:
+    return max(stop - start for start, stop in spans)
+
+
+def _few_of_many(spans: tuple[Window, ...], size: int) -> bool:
+    """Whether the sums of these windows of a long axis cost less one by one than by a product with a matrix."""
+    return len(spans) * size > LARGE_MATRIX and 16 * _longest(spans) <= size
+
+
+def _window_sums(x: Tensor, axis: int, spans: tuple[Window, ...]) -> Tensor:
+    """The sum of each window along ``axis``, of no more terms than the window has: zeros are added exactly."""
+    start, stop = torch.tensor(spans, device=x.device).unbind(1)  # whole numbers, also in a program
+    if not _few_of_many(spans, x.shape[axis]):
+        places = torch.arange(x.shape[axis], device=x.device)
+        inside = (places >= start[:, None]) & (places < stop[:, None])
+        return (x.movedim(axis, -1) @ inside.to(x.dtype).mT).movedim(-1, axis)
+    total = x.index_select(axis, start)
+    for step in range(1, _longest(spans)):
+        inside = (start + step < stop).view(-1, *[1] * (x.ndim - 1 - axis))
+        entries = x.index_select(axis, torch.minimum(start + step, stop - 1))
+        total = total + torch.where(inside, entries, 0.0)
+    return total
+
+
+def _row_times_column(spans: tuple[Window, ...], parts: tuple[int, ...]) -> Fraction:
+    """The largest row sum times the largest column sum of the matrix of a pool: at least its squared norm."""
+    row = max(Fraction(stop - start, divisor) for (start, stop), divisor in zip(spans, parts, strict=True))
+    # 1/divisor in whole units: exact if the unit is a common multiple of all divisors, otherwise rounded up.
+    unit = 1
+    for divisor in set(parts):
+        unit = math.lcm(unit, divisor)
+        if unit > 2**200:
+            unit = 2**80
+            break
+    # The sum of column k is that of column k − 1, plus the windows that start at k, less those that stopped there.
+    changes: dict[int, int] = {}
+    for (start, stop), divisor in zip(spans, parts, strict=True):
+        share = -(-unit // divisor)
+        changes[start] = changes.get(start, 0) + share
+        changes[stop] = changes.get(stop, 0) - share
+    column = max(itertools.accumulate(changes[place] for place in sorted(changes)))
+    return row * Fraction(column, unit)
 
 
 def _regular(spans: tuple[Window, ...] | None) -> int | None:
@@ -851,6 +901,7 @@ def _covered(windows: tuple[tuple[Window, ...] | None, ...], shape: Shape) -> bo
 
 
 def require_windows(windows: tuple[tuple[Steps, ...] | None, ...]) -> None:
+    require(any(spans is not None for spans in windows), "a pool needs windows on at least one axis.")
     for spans in windows:
         require(spans is None or (len(spans) > 0 and all(a < b for a, b, _ in spans)), "no window may be empty.")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from torch import Tensor
 
 from lipcert.certified.network import INPUT, MOST_CLASSES, Network, Node, Part, Proved
@@ -33,6 +33,7 @@ MOST_PATCHES = 2**25  # numbers that an op holds for one example
 MOST_WAITING = 2**26  # numbers of one example that wait for a later node
 DEEPEST_NAME = 32  # parts between dots
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^.\s]+(\.[^.\s]+)*$")]
+_NAME = TypeAdapter(Name)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def _record(proved: Proved, part: Part, tensors: dict[str, Tensor]) -> dict[str,
             f"the constant of {part.name} ({part.op}) is assumed, so no checker could repeat its radii. Replace it "
             "by a module with a proof."
         )
+    if part.name.count(".") >= DEEPEST_NAME or not _is_name(part.name):
+        raise NotCertified(
+            f"the layer {show(part.name)} has a name that no file can have: at most 256 characters, no spaces, and "
+            f"at most {DEEPEST_NAME} parts between dots. Please rename it."
+        )
     fields: dict[str, Any] = {"op": part.op}
     for key, value in part.step.fields().items():
         if isinstance(value, Tensor):
@@ -65,6 +71,14 @@ def _record(proved: Proved, part: Part, tensors: dict[str, Tensor]) -> dict[str,
         fields[key] = _plain(value)
     inputs = [INPUT if place < 0 else proved.parts[place].name for place in part.inputs]
     return {"name": part.name, "inputs": inputs, **fields, "lipschitz": float(part.proof.lipschitz).hex()}
+
+
+def _is_name(name: str) -> bool:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:
@@ -126,12 +140,7 @@ def rebuild(records: Records) -> Network:
     idle = {node.name for node in nodes[:-1]} - {name for node in nodes for name in node.inputs}
     if odd := sorted((used ^ set(records.tensors)) | idle):
         raise ValueError(f"every tensor and every node must be used; got {show(odd)}. Export the network again.")
-    try:
-        return Network(nodes).eval()
-    except KeyError as error:  # torch raises it for names that a module cannot have
-        raise ValueError(
-            f"the name of a node must be one that torch allows; got {show(str(error))}. Rename it."
-        ) from None
+    return Network(nodes).eval()
 
 
 def _require_room(nodes: list[Node], shapes: dict[str, Shape]) -> None:
