@@ -402,7 +402,7 @@ def _geometry(operator: Conv) -> tuple[Any, ...]:
 def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np.ndarray]:
     """Of a layer with W, b, σ and a choice of T: ops of the weight to store, it, the bias, γ = 1/T and a witness q.
 
-    Where T is the row sums of a known q, it is computed by ``verified``, which needs them anyway.
+    Where T is the row sums of a known q, it comes from ``verified``, which computes them anyway.
     """
     bound, count = layer.bound, layer.operator.outputs
     q = bound.witness(count) if type(bound) in (AOL, SLL, Rescaled) else None
@@ -411,7 +411,9 @@ def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np
         unit, scale = double.bound.prepare(double.weight)
         columns, t = double.bound(double.arrange(unit))
     else:
-        unit, scale = bound.prepare(layer.weight.detach())
+        # Where the scale is multiplied back, float32 would lose digits of numbers below 2⁻¹²⁶.
+        given = layer.weight.detach()
+        unit, scale = bound.prepare(given if layer.activation.homogeneous else given.double())
         columns, t = layer.arrange(unit), torch.empty(0)
     used = unit if isinstance(layer.operator, Conv) else columns.matrix()
     factor = torch.ones_like(scale)
@@ -426,7 +428,7 @@ def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np
     else:
         sums = _builder(layer, weight, None, proofs)(np.ones(count, np.float32), q).row_sums(None)
         assert sums is not None
-        t = torch.from_numpy(sums.total())
+        t = torch.from_numpy(sums.estimate())
         if not isinstance(bound, AOL):
             t = without_dead_columns(columns, t)
     living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & fits
