@@ -148,7 +148,7 @@ def _stretch(proved: Proved, x: Tensor) -> Stretch:
 
 
 def _large(proved: Proved) -> bool:
-    """Whether a search in float32 saves seconds. Someone's own module may not run in it."""
+    """Whether a search in float32 saves seconds. A user's own module may not run in it."""
     if any(part.proof.assumed for part in proved.parts):
         return False
     tensors = sum(tensor.numel() for part in proved.parts for tensor in part.step.buffers())

@@ -116,8 +116,8 @@ def _require_format(proved: Proved) -> None:
 
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
+        for item in value:
+            yield from _flat(item)
     else:
         yield value
 
