@@ -245,7 +245,7 @@ def _through(proof: Proof, before: list[float]) -> float:
 
 
 def prove_network(network: Network, shape: Shape, dtype: torch.dtype, block: int | None) -> Proved:
-    """Prove every op of ``network`` for inputs of that shape; the ops are copied, so that the numbers stay."""
+    """Prove every op of ``network`` for inputs of that shape. The ops must belong to it alone."""
     shapes: dict[str, Shape] = {INPUT: shape}
     places = {INPUT: -1}
     parts: list[Part] = []
@@ -275,9 +275,10 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     if isinstance(step, Assumed):
         step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
-        step = step.at(shape)
-        require_intact(step)
-        step = step.clone()
+        placed = step.at(shape)
+        require_intact(placed)
+        # The function of a ``Flexible`` is the caller's, and so may be what it returns.
+        step = step if placed is step else placed.clone()
     # A witness proves something or nothing; it is no part of the function.
     tensors = [tensor for name, tensor in step.named_buffers() if name != "witness" and tensor.is_floating_point()]
     if isinstance(step, Assumed) or finite(*tensors):
