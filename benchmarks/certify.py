@@ -93,7 +93,7 @@ def main() -> None:
         )
     ]
     for run in arguments.run:
-        network = lc.load_model(run)
+        network = lc.load(run)
         shape = load_spec(run).image_shape
         rows.append(measure(run.name, network, shape, 64, 2 * arguments.repeats))
     machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": 1}

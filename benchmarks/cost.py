@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lipcert.algebra.gram import Columns, absolute_gram
 from lipcert.losses import OffsetCrossEntropy
 from lipcert.models.build import create_model
-from lipcert.training.memory import peak_bytes
+from lipcert.training.loop import peak_bytes
 
 Record = dict[str, Any]
 COMMAND = "python benchmarks/cost.py --out results/scaling.json --docs docs/scaling.md"

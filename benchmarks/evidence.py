@@ -24,6 +24,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -31,13 +32,14 @@ import torch
 from lipcert.certified.freeze import freeze
 from lipcert.cli.compare import tables
 from lipcert.data.registry import load_data
-from lipcert.experiments.compare import CHOSEN_BY, Row, finished_rows, plain
+from lipcert.experiments.compare import Row, finished_rows
+from lipcert.experiments.comparison import Comparison
 from lipcert.experiments.cost import inference_seconds, step_seconds
-from lipcert.experiments.plan import Comparison, slug
-from lipcert.experiments.results import Spread, read_run, spread
+from lipcert.experiments.results import Spread, checked, spread
+from lipcert.files import atomic_file, write_json
 from lipcert.models.build import build
+from lipcert.records import METHODS, RADII, RunFolder
 from lipcert.reports.tables import markdown_table
-from lipcert.training.checkpoint import write_atomically, write_json
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
@@ -54,15 +56,15 @@ def command(plan: Comparison) -> str:
 
 def collect(out: Path) -> dict:
     """A comparison folder in one record: what was planned, measured and found."""
-    plan = Comparison(**json.loads((out / "plan.json").read_text(encoding="utf-8")))
+    plan = Comparison(**json.loads((out / "settings.json").read_text(encoding="utf-8")))
     rates, rows = out / "rates.json", finished_rows(plan, out)
     return {
         "command": command(plan) + ("" if any(row.attacked for row in rows) else " --attack none"),
         "plan": plan.model_dump(mode="json"),
         "cost": json.loads((out / "cost.json").read_text(encoding="utf-8")),
         "rates": json.loads(rates.read_text(encoding="utf-8")) if rates.is_file() else None,
-        "rows": [plain(row) for row in rows],
-        "runs": [run_record(path.parent) for path in sorted(out.glob("runs/*/certified.jsonl"))],
+        "rows": [asdict(row) for row in rows],
+        "runs": [run_record(path.parent) for path in sorted(out.glob("runs/*/certified.json"))],
     }
 
 
@@ -72,15 +74,25 @@ def continue_from(path: Path, out: Path) -> str:
     done = {row["method"] for row in record["rows"]}
     missing = [method for method in record["plan"]["methods"] if method not in done]
     out.mkdir(parents=True)
-    write_json(out / "plan.json", record["plan"] | {"methods": missing})
-    write_json(out / "cost.json", record["cost"])
-    for row in record["rates"]["rows"]:
-        for rate, score in row[CHOSEN_BY].items():
-            trial = out / f"sweep/{slug(row['data'])}-{row['method']}-{float(rate):g}"
-            trial.mkdir(parents=True)
-            (trial / "metrics.jsonl").write_text(json.dumps({CHOSEN_BY: score}) + "\n", encoding="utf-8")
-            write_json(trial / "summary.json", {"from": path.name})
-    return f"{command(Comparison(**json.loads((out / 'plan.json').read_text(encoding='utf-8'))))} --out {out}"
+    plan = record["plan"] | {"methods": missing}
+    write_json(out / "settings.json", plan)
+    rows = [
+        {"data": data, "model": model, "step_seconds": seconds, "forward_seconds": 0.0}
+        for (data, model), seconds in prices(record).items()
+    ]
+    write_json(out / "cost.json", {"rows": rows})
+    if record["rates"]:
+        write_json(out / "rates.json", record["rates"])
+    return f"{command(Comparison(**plan))} --out {out}"
+
+
+def prices(record: dict) -> dict[tuple[str, str], float]:
+    """CPU seconds of a training step by data set and model; older records name the method instead."""
+    size = record["plan"]["size"]
+    return {
+        (row["data"], row.get("model") or f"{row['method']}_{size}"): row["step_seconds"]
+        for row in record["cost"]["rows"]
+    }
 
 
 def joined(record: dict, path: Path) -> dict:
@@ -88,7 +100,7 @@ def joined(record: dict, path: Path) -> dict:
     if not path.is_file():
         return record
     old = json.loads(path.read_text(encoding="utf-8"))
-    if {**old["plan"], "methods": 0} != {**record["plan"], "methods": 0} or old["cost"] != record["cost"]:
+    if {**old["plan"], "methods": 0} != {**record["plan"], "methods": 0} or prices(old) != prices(record):
         return record
     new = {row["method"] for row in record["rows"]}
     rows = [row for row in old["rows"] if row["method"] not in new] + record["rows"]
@@ -101,13 +113,14 @@ def joined(record: dict, path: Path) -> dict:
 
 
 def run_record(folder: Path) -> dict:
-    result = read_run(folder)
+    run, shares = checked(folder), {"examples", "natural", "certified", "attacked"}
+    rows = run.attacked.rows if run.attacked else ()
     return {
         "run": folder.name,
-        "natural": result.natural,
-        "certified": result.certified,
-        "attacked": {name: vars(row) for name, row in result.attacked.items()},
-        "cpu_seconds": result.cpu_seconds,
+        "natural": run.natural,
+        "certified": {name: run.certified(radius) for name, radius in RADII.items()},
+        "attacked": {row.eps: row.model_dump(include=shares) for row in rows},
+        "cpu_seconds": run.record.cpu_seconds,
     }
 
 
@@ -122,8 +135,7 @@ def measure_memory(path: Path) -> dict:
             for name in ("model", "data", "steps", "batch_size", "learning_rate", "schedule", "offset", "augment"):
                 words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
             subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-            summary = json.loads(Path(folder, "run/summary.json").read_text(encoding="utf-8"))
-        row["peak_bytes"] = summary["this_process"]["peak_bytes"]
+            row["peak_bytes"] = RunFolder(f"{folder}/run").record.peak_bytes
     return record | {"memory": f"python benchmarks/evidence.py --memory {path}"}
 
 
@@ -447,9 +459,11 @@ def main() -> None:
         command = f"lipcert reproduce {record['table']} --scale {record['scale']} --seeds {record['seeds']}"
         write_json(arguments.out, {"command": command, **record})
     if arguments.attacked:
-        write_json(arguments.out.with_suffix(".json"), json.loads((arguments.attacked / "attack.json").read_text()))
-        rows = gzip.compress((arguments.attacked / "attack.jsonl").read_bytes(), mtime=0)
-        write_atomically(arguments.out.with_suffix(".jsonl.gz"), lambda path: path.write_bytes(rows))
+        run = RunFolder(arguments.attacked)
+        file = next(path for path in map(run.attack_file, METHODS) if path.is_file())
+        write_json(arguments.out.with_suffix(".json"), json.loads(file.read_text(encoding="utf-8")))
+        with atomic_file(arguments.out.with_suffix(".jsonl.gz")) as path:
+            path.write_bytes(gzip.compress(file.with_suffix(".jsonl").read_bytes(), mtime=0))
     if arguments.docs:
         for name in ("README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"):
             path = ROOT / name

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 import lipcert as lc
 from lipcert.attacks.referee import Model, in_both_precisions
 from lipcert.data.augment import PRESETS, augmentation
+from lipcert.files import write_json
 from lipcert.reports.tables import markdown_table
-from lipcert.training.checkpoint import write_json
 from speed import ROOT, TextbookConv, TextbookDense, disturb, rewrite, step, timed
 
 BATCH = 256

@@ -18,25 +18,27 @@ from pathlib import Path
 
 import torch
 
-from lipcert.cli.train import RADII, certified_sums
 from lipcert.data.augment import augmentation
 from lipcert.data.registry import load_data
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.training.config import TrainConfig, learning_rate_factor
-from lipcert.training.objective import make_loss
+from lipcert.training.objective import certified_hits, make_loss
+
+RADII = ("36/255", "72/255", "108/255", "1")
 
 
 def accuracy(model: torch.nn.Module, data: object) -> list[float]:
     """Natural, then certified at each radius, %, of the first 5,000 images."""
     sums = torch.zeros(1 + len(RADII))
     with torch.no_grad():
-        count_hits = certified_sums(model)
+        count_hits = certified_hits(model)
         for start in range(0, 5000, 500):
             part = slice(start, start + 500)
             inputs = (data.images[part].float() / 255).contiguous(memory_format=torch.channels_last)
             hits = count_hits(inputs, data.labels[part])
-            sums += torch.stack([hit.sum() for hit in hits.values()])
+            names = ("natural", *(f"certified {radius}" for radius in RADII))
+            sums += torch.stack([hits[name].sum() for name in names])
     return [round(float(value) / 50, 1) for value in sums]
 
 

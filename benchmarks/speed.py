@@ -28,8 +28,8 @@ from torch import Tensor, nn
 import formulas
 import lipcert as lc
 from lipcert.algebra.torus import MAPS
-from lipcert.training.checkpoint import write_json
-from lipcert.training.memory import peak_bytes
+from lipcert.files import write_json
+from lipcert.training.loop import peak_bytes
 from textbook import Unconstrained, textbook
 
 ROOT = Path(__file__).resolve().parent.parent

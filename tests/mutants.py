@@ -1,7 +1,7 @@
 """Networks with one thing wrong: the mutants of a sound layer, and the field's known mistakes rebuilt.
 
 Each names the constant that the mistake leads people to claim and carries evidence against it, computed without
-the library: an explicit matrix, a Jacobian or two points. ``tests/test_mutants.py`` asks ``audit``, ``certify`` and
+the library: an explicit matrix, a Jacobian or two points. ``test_mutants.py`` asks ``audit``, ``certify`` and
 the checker; ``benchmarks/mutants.py`` writes the table of docs/mutants.md from the same list.
 """
 

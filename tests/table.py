@@ -6,20 +6,22 @@ The laws and the hostile parameters they are tried under are those of ``lipcert.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 import lipcert as lc
+from full import full
 from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.algebra.bounds import CONVOLUTIONAL
 from lipcert.algebra.orthogonal import METHODS
 from lipcert.algebra.torus import MAPS
 from lipcert.testing import HOSTILE, jacobian
 
-__all__ = ["HOSTILE", "LAYERS", "LEARNED", "Entry", "fit", "inputs", "jacobian"]
+__all__ = ["HOSTILE", "LAYERS", "LEARNED", "Entry", "fit", "inputs", "jacobian", "kinds", "one_geometry"]
 
 DENSE = (*CONVOLUTIONAL, "optimal", "orthogonal")
 # Forms of a bound that is here already: they see the columns, never the geometry, of which a few cases do.
@@ -161,6 +163,27 @@ def _entries() -> Iterator[tuple[str, Entry]]:
 
 LAYERS = dict(_entries())
 LEARNED = [name for name, entry in LAYERS.items() if list(entry.make().parameters())]
+
+
+def kinds(name: str) -> list[str]:
+    """The kinds of hostile parameters that a law is tried under for one layer.
+
+    ``make test`` takes "all active", which most mistakes need, and three others. They change from layer to layer so
+    that six layers in a row, which share a bound, meet all of them. LIPCERT_FULL=1 takes every kind for each layer.
+    """
+    names, index = list(HOSTILE), list(LAYERS).index(name)
+    chosen = full(names, ["all active", *names[(index + index // 6) % 6 :: 6]])
+    return [kind for kind in names if kind in chosen]
+
+
+def one_geometry(names: Iterable[str]) -> list[str]:
+    """One layer for each form, bound, method, activation and padding mode, for laws about these.
+
+    What differs is the geometry at the end of a name: sizes, kernel, stride, groups. LIPCERT_FULL=1 keeps all.
+    """
+    names = list(names)
+    first = {re.sub(r"-(k[\d(]|\d|to-).*", "", name): name for name in reversed(names)}
+    return full(names, [name for name in names if name in first.values()])
 
 
 def inputs(entry: Entry, dtype: torch.dtype = torch.float64, batch: int = 1) -> Tensor:

@@ -4,13 +4,9 @@ import copy
 import io
 import json
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -31,15 +27,14 @@ from lipcert.attacks.evidence import Claims, Finding, contradictions, rows_of, s
 from lipcert.attacks.pgd import pgd, random_starts, seed_of
 from lipcert.attacks.referee import in_both_precisions, judge
 from lipcert.cli import main
-from lipcert.cli.attack import Attack, prepare
 from lipcert.cli.certify import Certify
 from lipcert.data.digits import load_digits
 from lipcert.data.registry import load_data
+from lipcert.records import METHODS, RunFolder
+from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 from lipcert.training.loop import train
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-METHODS = ("autoattack", "pgd", "quick")
+from processes import command
 
 
 @pytest.fixture
@@ -144,7 +139,7 @@ def test_inputs_that_are_no_images_are_attacked_without_square():
 
 def test_it_is_the_standard_evaluation_of_pyautoattack(run_folder, monkeypatch):
     images, labels = digits(24)
-    model, eps = lc.freeze(lc.load_model(run_folder)), 0.5
+    model, eps = Run(run_folder).frozen(), 0.5
     fast, _ = in_both_precisions(model)  # rounding decides where a path goes
     official = AutoAttack(fast, norm="L2", eps=eps, seed=seed_of(5, eps, 0), version="standard")
     assert official.attacks_to_run == list(autoattack.STANDARD)
@@ -473,12 +468,7 @@ def lipcert(*words):
 
 def complaints(stderr):
     """All lines but those of progress, which a slow machine sees."""
-    return [line for line in stderr.splitlines() if not line.startswith("attacked ")]
-
-
-def command(*words):
-    """The words of a process of its own."""
-    return [sys.executable, "-m", "lipcert", *map(str, words)]
+    return [line for line in stderr.splitlines() if not line.startswith(("attacking: ", "certifying: "))]
 
 
 def make_run(folder, data, seed=0, epochs=3):
@@ -489,7 +479,7 @@ def make_run(folder, data, seed=0, epochs=3):
     def evaluate(model):
         return lambda inputs, labels: {"natural": model(inputs).argmax(dim=1) == labels}
 
-    train(config, folder, (load_data(data, "train"), load_data(data, "test")), evaluate)
+    train(config, RunFolder(folder), (load_data(data, "train"), load_data(data, "test")), evaluate=evaluate)
     return folder
 
 
@@ -506,20 +496,20 @@ def run_copy(run_folder, tmp_path):
     return Path(shutil.copytree(run_folder, tmp_path / "run"))
 
 
-def rows_in(folder):
-    return [json.loads(line) for line in (folder / "attack.jsonl").read_text(encoding="utf-8").splitlines()]
+def rows_in(folder, method="*"):
+    (file,) = folder.glob(f"attack-{method}.jsonl")
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 FEW = ("--method", "quick", "--examples", "60")
 
 
 def test_the_table_the_rows_and_the_record_agree(run_copy):
-    words = command("attack", run_copy, *FEW)
-    result = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    result = command("attack", run_copy, *FEW)
     assert (result.returncode, complaints(result.stderr)) == (0, [])
     assert "\x1b" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-    rows, record = rows_in(run_copy), json.loads((run_copy / "attack.json").read_text(encoding="utf-8"))
+    rows, record = rows_in(run_copy), json.loads((run_copy / "attack-quick.json").read_text(encoding="utf-8"))
     assert [(row["eps"], row["index"]) for row in rows] == [
         (eps, index) for eps in ("36/255", "72/255", "108/255", "0.5", "1") for index in range(60)
     ]
@@ -527,12 +517,12 @@ def test_the_table_the_rows_and_the_record_agree(run_copy):
     for line in record["rows"]:
         assert line["certified"] <= line["attacked"] <= line["natural"]
         shown = (f"{100 * line[key]:.1f}" for key in ("natural", "certified", "attacked"))
-        cells = f"│ {line['eps']:>7} │ {' │ '.join(f'{s:>{w}}' for s, w in zip(shown, (7, 9, 8), strict=True))} │"
+        cells = f"│ {line['eps']:<7} │ {' │ '.join(f'{s:>{w}}' for s, w in zip(shown, (7, 9, 8), strict=True))} │"
         assert cells in result.stdout
     outcomes = {row["outcome"] for row in rows}
     assert outcomes == {"misclassified", "certified", "broken", "survived"}
     assert record["attacks"] == ["apgd-ce", "pgd", "square"]
-    assert not (run_copy / "attack.parts").exists()
+    assert not list(run_copy.glob("*.parts"))
     assert_rows_are_sound(rows, run_copy)
 
 
@@ -557,18 +547,17 @@ def assert_rows_are_sound(rows, folder):
 def test_json_is_all_that_stdout_gets(run_copy):
     result = lipcert("attack", run_copy, "--json", "--method", "pgd", "--examples", "20", "--eps", "1/2", "0.25")
     assert result.returncode == 0
-    assert json.loads(result.stdout) == json.loads((run_copy / "attack.json").read_text(encoding="utf-8"))
+    assert json.loads(result.stdout) == json.loads((run_copy / "attack-pgd.json").read_text(encoding="utf-8"))
     assert [row["eps"] for row in json.loads(result.stdout)["rows"]] == ["0.25", "1/2"]
     assert json.loads(result.stdout)["command"].startswith("lipcert attack ")
 
 
-def test_a_log_says_how_long_it_will_take(run_copy, monkeypatch):
-    monkeypatch.setattr("lipcert.cli.attack.QUIET_SECONDS", 0)
+def test_a_log_says_how_far_it_is(run_copy, monkeypatch):
+    monkeypatch.setattr("lipcert.cli.common.LOG_SECONDS", 0)
     result = lipcert("attack", run_copy, "--method", "pgd", "--examples", "70", "--all", "--eps", "0.25")
-    lines = result.stderr.splitlines()
-    assert len(lines) == 2  # shards of 32
-    assert all(re.fullmatch(r"attacked \d+ of (\d+) points, about \d+ s left", line) for line in lines)
-    assert re.fullmatch(r"attacked (\d+) of \1 points, about 0 s left", lines[-1])
+    lines = [line for line in result.stderr.splitlines() if line.startswith("attacking: ")]
+    assert len(lines) >= 2  # shards of 32
+    assert re.match(r"attacking: (\d+)/\1\b", lines[-1])
 
 
 def test_all_attacks_the_certified_in_vain(run_copy):
@@ -587,62 +576,45 @@ def test_a_false_certificate_is_refuted_with_exit_code_1(run_copy):
     assert result.returncode == 1
     assert "certified answers fell" in result.stderr
     assert "Traceback" not in result.stderr
-    record = json.loads((run_copy / "attack.json").read_text(encoding="utf-8"))
+    record = json.loads((run_copy / "attack-quick.json").read_text(encoding="utf-8"))
     assert record["rows"][0]["broken_certified"] > 0
     assert record["rows"][0]["certified"] > record["rows"][0]["attacked"]
 
 
-@pytest.fixture
-def claimed(capsys):
-    """The radii that an attack on the first 80 images starts from, and what it says of them."""
-
-    def radii(folder, data=None):
-        capsys.readouterr()
-        _, _, claims, _ = prepare(Attack(folder, data=data, examples=80))
-        return list(claims.radii), capsys.readouterr().err.strip()
-
-    return radii
+def claimed(folder, data=None):
+    """The radii that an attack on the first 80 images starts from."""
+    run = Run(folder)
+    images = run.test_data(data).take(slice(0, 80), split="test")
+    return list(run._claims(images, lambda done, total: None).radii)
 
 
 def proved(folder, turned=False):
     """The same radii, certified here."""
     data = load_digits("test")
     images, labels = (data.inputs().flip(0), data.labels.flip(0)) if turned else (data.inputs(), data.labels)
-    return lc.certify(lc.freeze(lc.load_model(folder)), images[:80], labels[:80]).radii.tolist()
+    return lc.certify(Run(folder).frozen(), images[:80], labels[:80]).radii.tolist()
 
 
-def test_what_is_certified_is_about_these_weights(run_copy, tmp_path, claimed):
+def test_what_is_certified_is_about_these_weights(run_copy, tmp_path):
     other = make_run(tmp_path / "other", "digits", seed=1, epochs=1)
-    anew = "certifying 80 images anew"
     truth = proved(other)
     assert truth != proved(run_copy)
-    assert claimed(run_copy) == (proved(run_copy), "")
-    assert claimed(other) == (
-        truth,
-        f"lipcert: there is no certificate.json with a certified.jsonl to read; {anew}",
-    )
-    for file in ("certificate.json", "certified.jsonl"):
+    assert claimed(run_copy) == proved(run_copy)
+    assert claimed(other) == truth
+    for file in ("certificate.json", "certified.json", "certified.jsonl"):
         shutil.copy(run_copy / file, other / file)
-    assert claimed(other) == (truth, f"lipcert: certificate.json is not about these weights; {anew}")
+    assert claimed(other) == truth
+    (other / "certified.json").unlink()
     assert Certify(other).run() == 0
-    assert claimed(other) == (truth, "")
-    shutil.copy(
-        run_copy / "certified.jsonl", other / "certified.jsonl"
-    )  # as a kill between the two files leaves it
-    assert claimed(other) == (truth, f"lipcert: certified.jsonl does not go with certificate.json; {anew}")
-    (other / "certificate.json").unlink()
-    assert claimed(other)[0] == truth
+    assert claimed(other) == truth
 
 
-def test_what_is_certified_is_about_these_images(run_copy, tmp_path, claimed):
+def test_what_is_certified_is_about_these_images(run_copy, tmp_path):
     data, file = load_digits("test"), tmp_path / "turned.npz"
     np.savez(file, images=data.images.flip(0)[:, 0].numpy(), labels=data.labels.flip(0).numpy())
-    said = "lipcert: certificate.json is about other images; certifying 80 images anew"
-    assert claimed(run_copy, data=str(file)) == (proved(run_copy, turned=True), said)
-    assert Certify(run_copy, examples=30).run() == 0  # too few
-    assert claimed(run_copy) == (proved(run_copy), said)
-    (run_copy / "certified.jsonl").write_text('{"index": 0}\n', encoding="utf-8")
-    assert claimed(run_copy)[0] == proved(run_copy)
+    assert claimed(run_copy, data=str(file)) == proved(run_copy, turned=True)
+    assert Certify(run_copy, examples=30, restart=True).run() == 0  # too few
+    assert claimed(run_copy) == proved(run_copy)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -661,95 +633,7 @@ def test_two_and_three_classes_of_one_channel(classes, tmp_path):
     assert record["attacks"] == ["apgd-ce", "fab-t", "square"]
     assert record["rows"][0]["attacked"] < record["rows"][0]["natural"]
     assert lipcert("attack", folder, *FEW, "--eps", "0.5").returncode == 0
-    assert_rows_are_sound(rows_in(folder), folder)
-
-
-# ---- shards
-
-
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def parts_of(folder):
-    return sorted(p for p in (folder / "attack.parts").glob("*.json") if p.name != "settings.json")
-
-
-LONG = ("--method", "quick", "--examples", "120", "--all", "--eps", "0.5", "1")
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(run_folder, tmp_path_factory):
-    folder = Path(shutil.copytree(run_folder, tmp_path_factory.mktemp("whole") / "run"))
-    assert lipcert("attack", folder, *LONG).returncode == 0
-    return (folder / "attack.jsonl").read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_same_rows(run_copy, uninterrupted):
-    result = lipcert("attack", run_copy, *LONG, "--jobs", "2")
-    assert (result.returncode, complaints(result.stderr)) == (0, [])
-    assert (run_copy / "attack.jsonl").read_bytes() == uninterrupted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_killed_attack_goes_on_where_it_was(run_copy, uninterrupted, jobs):
-    words = command("attack", run_copy, *LONG, "--jobs", jobs)
-    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: len(parts_of(run_copy)) >= 1)
-    children = children_of(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_for(lambda: not any(map(alive, children)))  # nobody works on for a dead parent
-    assert (len(children) > 0) == (jobs > 1) or not Path("/proc/self/task").is_dir()
-    left = parts_of(run_copy)
-    assert not (run_copy / "attack.jsonl").exists()
-    for part in left:  # an hour each: they are read, not worked out again
-        part.write_text(json.dumps({**json.loads(part.read_text()), "cpu_seconds": 3600.0}), encoding="utf-8")
-    other = lipcert("attack", run_copy, *LONG, "--seed", "1")
-    assert other.returncode == 2
-    assert other.stderr.startswith("lipcert: ")
-    assert "unfinished attack with seed 0; got 1" in other.stderr
-    assert "--restart" in other.stderr
-    assert other.stderr.count("\n") == 1
-    assert lipcert("attack", run_copy, *LONG).returncode == 0
-    assert (run_copy / "attack.jsonl").read_bytes() == uninterrupted
-    record = json.loads((run_copy / "attack.json").read_text(encoding="utf-8"))
-    assert 3600 * len(left) < record["cpu_seconds"] < 3600 * (len(left) + 1)
-    assert not (run_copy / "attack.parts").exists()
-
-
-def children_of(pid):
-    file = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in file.read_text().split()] if file.exists() else []
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_other_weights_and_damaged_parts_are_not_mixed_in(run_copy):
-    words = ("--method", "pgd", "--examples", "40", "--eps", "0.5")
-    assert lipcert("attack", run_copy, *words).returncode == 0
-    whole = (run_copy / "attack.jsonl").read_bytes()
-    parts = run_copy / "attack.parts"
-    parts.mkdir()
-    (parts / "settings.json").write_text("{", encoding="utf-8")
-    for text in ("{", "[]", '{"weights": "0"}'):
-        (parts / "settings.json").write_text(text, encoding="utf-8")
-        result = lipcert("attack", run_copy, *words)
-        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-        assert "--restart" in result.stderr
-    assert (run_copy / "attack.jsonl").read_bytes() == whole  # what was there is unchanged
-    assert lipcert("attack", run_copy, *words, "--restart").returncode == 0
-    assert (run_copy / "attack.jsonl").read_bytes() == whole
+    assert_rows_are_sound(rows_in(folder, "quick"), folder)
 
 
 @pytest.mark.parametrize(
@@ -771,7 +655,7 @@ def test_bad_flags_are_one_line_and_exit_code_2(run_copy, words):
     assert result.stderr.startswith("lipcert: ")
     assert result.stderr.count("\n") == 1
     assert not result.stdout
-    assert not (run_copy / "attack.parts").exists()
+    assert not list(run_copy.glob("*.parts"))
 
 
 def test_no_run_is_one_line_and_exit_code_2(tmp_path):

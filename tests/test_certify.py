@@ -18,7 +18,7 @@ from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
 from lipcert.verified.rounding import U32, U64
-from test_training import ENVIRONMENT, command
+from processes import ENVIRONMENT, command
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +347,7 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
         "-m",
         "lipcert",
     ]
-    words = ["certify", str(run), "--examples=60"]
+    words = ["certify", str(run), "--examples=60", "--restart"]
     two = subprocess.run(
         [*launch, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False
     )
@@ -358,13 +358,14 @@ def test_the_commands_certify_audit_and_check_a_run(tmp_path):
     assert two.stdout.count("Check it") == 1
     checked = command("check", str(run))
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert command("export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")).returncode == 0
+    words = ["export", str(run), "--to", "torch", "--out", str(tmp_path / "net.safetensors")]
+    assert command(*words).returncode == 0
     exported = command("audit", str(tmp_path / "net.safetensors"))
     assert exported.returncode == 0, exported.stderr
     rows_of = lambda text: [line.split()[1:3] for line in text.splitlines() if "PROVED" in line]  # noqa: E731
     assert rows_of(exported.stdout) == rows_of(audited.stdout)
-    weights = (run / "certificate.safetensors").read_bytes()
-    (run / "certificate.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    weights = (run / "frozen.safetensors").read_bytes()
+    (run / "frozen.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     assert command("check", str(run)).returncode in (1, 2)
     for words in (
         ["certify", str(tmp_path / "none")],

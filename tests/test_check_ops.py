@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from certificates import ONE, Builder, conv_matrix, overlaps, spectral_norm, symbol_norm, verdict
+from full import full
 from lipcert import check as checker
 from lipcert.verified.convolution import conv_norm_bound
 
@@ -904,7 +905,8 @@ def test_constants_of_convolutions_against_singular_values(case):
         paddings += [(0, 0), (kh, kw)] if mode == "zeros" else []
         for padding in paddings:
             pairs = [[p, p] for p in padding]
-            matrix, shape = conv_matrix(weight, (case["c"], 12, 12), stride, pairs, (1, 1), mode, groups)
+            image = (case["c"], *full((12, 12), (6, 6)))
+            matrix, shape = conv_matrix(weight, image, stride, pairs, (1, 1), mode, groups)
             scaled = matrix * np.repeat(np.sqrt(gamma), shape[1] * shape[2])[:, None]
             best = max(best, spectral_norm(scaled))
             assert spectral_norm(np.abs(scaled)) <= kappa

@@ -1,6 +1,9 @@
 """The fair comparison: equal budgets, honest rows, and the same rows after any kill."""
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -9,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import lipcert as lc
-from lipcert.experiments.plan import Comparison, finals, slug, sweep
-from lipcert.experiments.results import RADII, read_run, spread
-from lipcert.experiments.runner import Failed, diverged, run_all
-from lipcert.models.presets import model_spec
+from lipcert.experiments.comparison import Comparison, finals, slug, sweep
+from lipcert.experiments.plan import Failed, Job, diverged, run
+from lipcert.experiments.results import checked, spread
+from lipcert.jobs import open_store, open_workers
+from lipcert.records import RunFolder
 from lipcert.reports.tables import latex, markdown_table
-from lipcert.training.checkpoint import save_weights
 from processes import ENVIRONMENT, command
+from workers import alive, children_of, start_cluster
 
 FLAGS = ["--methods", "sll", "orthogonal", "--size", "nano", "--seconds", "0.4", "--seeds", "2", "--attack", "none"]
 
@@ -27,7 +30,7 @@ def finished(tmp_path_factory):
     rates = ["--learning-rates", "0.001", "0.01"]
     result = command("compare", *FLAGS, *rates, "--jobs", "2", "--out", str(out))
     assert result.returncode == 0, result.stderr
-    return out, result.stdout
+    return out, result
 
 
 def rows_of(out):
@@ -35,8 +38,8 @@ def rows_of(out):
 
 
 def test_every_run_has_its_budget_its_best_rate_and_its_certificate(finished):
-    out, printed = finished
-    cost = {row["method"]: row["step_seconds"] for row in json.loads((out / "cost.json").read_text())["rows"]}
+    out, result = finished
+    cost = {row["model"]: row["step_seconds"] for row in json.loads((out / "cost.json").read_text())["rows"]}
     rates = {row["method"]: row for row in json.loads((out / "rates.json").read_text())["rows"]}
     rows = rows_of(out)
     assert [row["method"] for row in rows] == ["sll", "orthogonal"]
@@ -45,22 +48,38 @@ def test_every_run_has_its_budget_its_best_rate_and_its_certificate(finished):
         tried = rates[method]["certified 36/255"]
         assert set(tried) == {"0.001", "0.01"}
         assert tried[str(row["learning_rate"])] == max(tried.values())
-        assert row["steps"] == max(1, int(0.4 / cost[method]))
+        assert row["steps"] == max(1, int(0.4 / cost[f"{method}_nano"]))
         for seed in range(2):
             folder = out / f"runs/digits-{method}-{seed}"
             config = json.loads((folder / "config.json").read_text())
             assert (config["seed"], config["steps"], config["threads"]) == (seed, row["steps"], 1)
             assert config["learning_rate"] == row["learning_rate"]
             assert config["validation"] == 0
-            for name in ("certificate.json", "audit.json", "summary.json"):
+            for name in ("certificate.json", "audit.json", "run.json"):
                 assert (folder / name).is_file()
         trial = json.loads((out / f"sweep/digits-{method}-0.01/config.json").read_text())
         assert trial["validation"] == 280  # a fifth of the 1,400 training digits
         assert trial["steps"] == max(1, round(row["steps"] / 2))
-        mean = sum(read_run(out / f"runs/digits-{method}-{seed}").natural for seed in range(2)) / 2
+        mean = sum(RunFolder(out / f"runs/digits-{method}-{seed}").natural for seed in range(2)) / 2
         assert row["natural"]["mean"] == pytest.approx(mean, rel=1e-12)
-    assert max(len(line) for line in printed.splitlines()[:-1]) <= 80
-    assert "\x1b" not in printed
+    assert max(len(line) for line in result.stdout.splitlines()[:-1]) <= 80
+    assert "\x1b" not in result.stdout
+
+
+def test_the_plan_and_its_time_are_told_first_and_every_run_is_in_the_log(finished):
+    out, result = finished
+    lines = result.stderr.splitlines()
+    told = next(line for line in lines if line.startswith("compare: 4 trials of learning rates, then the table; "))
+    assert "8 trainings, certify, audit: about" in told
+    assert "of CPU time" in told
+    assert "with 2 at a time" in told
+    done = [line for line in lines if line.startswith("training steps: ") and " done, " in line]
+    assert len(done) == 8
+    assert lines.index(told) < lines.index(done[0])
+    assert done[-1].endswith(" done, 4 of 4 runs")
+    assert {path.name for path in (out / "runs").iterdir()} == {
+        f"digits-{method}-{seed}" for method in ("sll", "orthogonal") for seed in range(2)
+    }
 
 
 def test_a_finished_comparison_is_not_run_again(finished):
@@ -78,41 +97,79 @@ def test_a_finished_comparison_is_not_run_again(finished):
     assert changed.stderr.count("\n") == 1
 
 
-def test_a_killed_comparison_gives_the_same_rows(tmp_path):
-    words = ["--methods", "sll", "--size", "nano", "--seconds", "4", "--seeds", "1", "--attack", "none"]
-    words += ["--learning-rates", "0.01"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder in (whole, parts):
-        folder.mkdir()
-        settings = Comparison(methods=("sll",), size="nano", seeds=1, learning_rates=(0.01,), seconds=4)
-        (folder / "plan.json").write_text(json.dumps(settings.model_dump(mode="json")))
-        rows = [{"data": "digits", "method": m, "step_seconds": 0.08} for m in settings.methods]
-        (folder / "cost.json").write_text(json.dumps({"rows": rows}))  # equal costs, so equal steps in both
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lipcert", "compare", *words, "--out", str(parts)], env=ENVIRONMENT
-    )
-    state = parts / "runs/digits-sll-0/state.pt"
-    deadline = time.monotonic() + 120
-    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + 60
-    while any(str(parts) in words for words in running()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(str(parts) in words for words in running()), "a training outlived the comparison that started it"
-    assert not (parts / "comparison.json").exists()
-    for folder in (parts, whole):
-        result = command("compare", *words, "--out", str(folder))
-        assert result.returncode == 0, result.stderr
+ONE = ["--methods", "sll", "--size", "nano", "--seconds", "4", "--seeds", "1", "--attack", "none"]
+ONE += ["--learning-rates", "0.01"]
+RUN = "runs/digits-sll-0"
+
+
+def priced(folder):
+    """A comparison that knows its costs, so that every copy of it takes the same steps."""
+    folder.mkdir()
+    settings = Comparison(methods=("sll",), size="nano", seeds=1, learning_rates=(0.01,), seconds=4)
+    (folder / "settings.json").write_text(json.dumps(settings.model_dump(mode="json")))
+    rows = [{"data": "digits", "model": "sll_nano", "step_seconds": 0.08, "forward_seconds": 0.001}]
+    (folder / "cost.json").write_text(json.dumps({"rows": rows}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One run, uninterrupted."""
+    out = priced(tmp_path_factory.mktemp("one") / "whole")
+    result = command("compare", *ONE, "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def assert_same(parts, whole):
     for file in ("certified.jsonl", "metrics.jsonl", "model.safetensors"):
-        run = f"runs/digits-sll-0/{file}"
-        assert (parts / run).read_bytes() == (whole / run).read_bytes(), run
+        assert (parts / RUN / file).read_bytes() == (whole / RUN / file).read_bytes(), file
     timings = ("inference_seconds", "peak_bytes")
     for ours, theirs in zip(rows_of(parts), rows_of(whole), strict=True):
         assert {k: v for k, v in ours.items() if k not in timings} == {
             k: v for k, v in theirs.items() if k not in timings
         }
+
+
+def start(out, *words):
+    """A comparison that has begun to train."""
+    words = [sys.executable, "-m", "lipcert", "compare", *ONE, "--out", str(out), *words]
+    process = subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (out / RUN / "state.pt").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return process
+
+
+def test_a_killed_comparison_gives_the_same_rows(whole, tmp_path):
+    parts = priced(tmp_path / "parts")
+    process = start(parts)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while any(str(parts) in words for words in running()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(str(parts) in words for words in running()), "a training outlived the comparison that started it"
+    assert not (parts / "comparison.json").exists()
+    result = command("compare", *ONE, "--out", str(parts))
+    assert result.returncode == 0, result.stderr
+    assert_same(parts, whole)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_worker_gives_the_same_rows(whole, tmp_path):
+    parts = priced(tmp_path / "parts")
+    with start_cluster(tmp_path) as (address, workers):
+        process = start(parts, "--cluster", address)
+        (victim,) = [worker for worker in workers if children_of(worker.pid)]
+        (training,) = children_of(victim.pid)
+        victim.kill()
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
+    assert not alive(training)
+    known = ("compare: ", "training steps: ")
+    assert not [line for line in said.splitlines() if not line.startswith(known)]
+    assert_same(parts, whole)
 
 
 def running():
@@ -124,32 +181,76 @@ def running():
             continue
 
 
+DIGITS = {"digits": {"train": 1400, "test": 397}, "nowhere.npz": {"train": 1, "test": 1}}
+
+
 def test_a_divergence_is_a_result_and_a_failure_is_not(tmp_path):
     plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, learning_rates=(0.01,))
     (job,) = finals(plan, {("digits", "sll"): 20}, {("digits", "sll"): 1e38})
-    run_all([job], tmp_path)
-    assert diverged(tmp_path / job.name)
-    missing = job.__class__("missing", job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01}))
-    with pytest.raises(Failed, match=r"missing: lipcert train must finish.*nowhere"):
-        run_all([missing], tmp_path)
+    heard = []
+    with open_workers(1, None, tmp_path) as workers:
+        run([job], tmp_path, workers, DIGITS, lambda done, total, note="", log=False: heard.append(note))
+        assert diverged(tmp_path, job)
+        assert "runs/digits-sll-0 diverged, 1 of 1 runs" in heard
+        config = job.config.model_copy(update={"data": "nowhere.npz", "learning_rate": 0.01})
+        with pytest.raises(Failed, match=r"missing: lipcert train failed.*nowhere"):
+            run([Job("missing", config)], tmp_path, workers, DIGITS, lambda *heard, **more: None)
 
 
-def test_rows_that_contradict_each_other_are_refused(tmp_path):
+def test_an_interrupted_training_is_no_finished_one(tmp_path):
+    plan = Comparison(methods=("sll",), size="nano", seeds=1, epochs=1, learning_rates=(0.01,))
+    (job,) = finals(plan, {("digits", "sll"): 60}, {("digits", "sll"): 0.01})
+
+    def trainings():
+        children = children_of(os.getpid())
+        return [pid for pid in children if b"lipcert.jobs" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def train_with(interrupt):
+        told = set()
+
+        def show(done, total, note="", log=False):
+            if 0 < done < total and not told:
+                (training,) = trainings()
+                told.add(training)  # once: a second signal ends a process that is still saving
+                interrupt(training)
+
+        with (
+            open_store(tmp_path / "out", {}, what="a comparison") as store,
+            open_workers(1, None, tmp_path) as workers,
+        ):
+            run([job], store.folder, workers, DIGITS, show)
+
+    def interrupt_command(training):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Failed, match=r"lipcert train was interrupted \(exit code 130\); what is done is kept"):
+        train_with(lambda training: os.kill(training, signal.SIGINT))
+    stopped = RunFolder(tmp_path / "out" / job.name).record
+    assert 0 < stopped.step < stopped.steps == 60
+    with pytest.raises(KeyboardInterrupt, match="what is done is kept; run the same command again to continue"):
+        train_with(interrupt_command)
+    assert not trainings()
+    stopped = RunFolder(tmp_path / "out" / job.name)
+    assert stopped.unfinished
+    train_with(lambda training: None)
+    assert RunFolder(tmp_path / "out" / job.name).unfinished is None
+
+
+def test_runs_that_contradict_themselves_are_refused(finished, tmp_path):
     folder = tmp_path / "run"
-    folder.mkdir()
-    save_weights(folder, lc.create_model("sll_nano").state_dict(), model_spec("sll_nano"))
-    (folder / "summary.json").write_text(json.dumps({"this_process": {"cpu_seconds": 1.0, "peak_bytes": 5}}))
-    rows = [{"label": 1, "prediction": 1, "radius": 0.3}, {"label": 1, "prediction": 0, "radius": 0.0}]
-    (folder / "certified.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = read_run(folder)
-    assert (result.natural, list(result.certified.values())) == (0.5, [0.5, 0.5, 0.0, 0.0, 0.0])
-    good = {"eps": "36/255", "radius": 36 / 255, "examples": 10, "natural": 0.5, "certified": 0.2, "attacked": 0.3}
-    (folder / "attack.json").write_text(json.dumps({"rows": [good]}))
-    assert read_run(folder).attacked["36/255"].attacked == 0.3
-    for wrong in ({"attacked": 0.1}, {"attacked": 0.6}):
-        (folder / "attack.json").write_text(json.dumps({"rows": [good | wrong]}))
-        with pytest.raises(ValueError, match="certified ≤ attacked ≤ natural"):
-            read_run(folder)
+    shutil.copytree(finished[0] / "runs/digits-sll-0", folder)
+    run = checked(folder)
+    row = {"eps": "36/255", "radius": 36 / 255, "examples": 10, "natural": 0.5, "certified": 0.2, "attacked": 0.3}
+    row |= {"points_attacked": 3, "broken_certified": 0}
+    about = {"format": "lipcert-attack-2", "method": "pgd", "attacks": ["pgd"], "examples": 10, "all": False}
+    about |= {"seed": 0, "data": "digits", "images": "", "weights": run.weights, "command": "", "cpu_seconds": 1.0}
+    for attacked in (0.3, 0.1, 0.6):
+        run.attack_file("pgd").write_text(json.dumps({**about, "rows": [row | {"attacked": attacked}]}))
+        if attacked == 0.3:
+            assert checked(folder).attacked.rows[0].attacked == 0.3
+        else:
+            with pytest.raises(ValueError, match="certified ≤ attacked ≤ natural"):
+                checked(folder)
 
 
 def test_a_plan_is_checked_before_anything_starts(tmp_path):
@@ -185,7 +286,6 @@ def test_a_budget_is_seconds_or_epochs_and_a_minute_without_either():
 def test_mean_and_spread():
     assert spread([0.5]).percent() == "50.0"
     assert spread([0.5, 0.6, 0.7]).percent() == "60.0 ± 10.0"
-    assert list(RADII) == ["36/255", "72/255", "108/255", "0.5", "1"]
 
 
 def test_tables_escape_what_their_formats_would_read():

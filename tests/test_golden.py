@@ -5,22 +5,22 @@ parameters; LIPCERT_FULL=1 compares all of it.
 """
 
 import functools
-import os
 
 import pytest
 
 import golden
 import lipcert as lc
+from full import full
 from table import HOSTILE, LAYERS
 
-FULL = bool(os.environ.get("LIPCERT_FULL"))
 stored = functools.cache(golden.load)
+NANO = sorted(lc.list_models("*_nano"))
 
 
-def kinds_for(name):
-    """Three of the kinds, others for the next layer."""
+def some_kinds(name):
+    """Two of the kinds, others for the next layer."""
     start = 5 * list(LAYERS).index(name)
-    return list(HOSTILE) if FULL else [list(HOSTILE)[(start + step) % len(HOSTILE)] for step in (0, 7, 12)]
+    return full(list(HOSTILE), [list(HOSTILE)[(start + step) % len(HOSTILE)] for step in (0, 7)])
 
 
 @pytest.fixture
@@ -33,19 +33,19 @@ def recorded():
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_is_stored_and_proved(name, recorded):
-    for kind in kinds_for(name):
+    for kind in some_kinds(name):
         new = golden.proof_of(lc.freeze(golden.hostile_layer(name, kind)), LAYERS[name].shape, kind)
         assert golden.difference(recorded["proofs"][f"{name} | {kind}"], new) is None, kind
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_training_layers(name, recorded):
-    for kind in kinds_for(name):
+    for kind in some_kinds(name):
         old, new = recorded["training"][f"{name} | {kind}"], golden.training_of(name, kind)
         assert golden.training_difference(old, new, golden.TRAINING) is None, kind
 
 
-@pytest.mark.parametrize("name", sorted(lc.list_models("*_nano")))
+@pytest.mark.parametrize("name", full(NANO, NANO[::3]))
 def test_certified_radii(name, recorded):
     assert golden.difference(recorded["networks"][name], golden.certificate_of(name)) is None
 

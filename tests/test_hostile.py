@@ -7,8 +7,6 @@ how it is refused does not matter here.
 import copy
 import dataclasses
 import math
-import subprocess
-import sys
 import threading
 import warnings
 from fractions import Fraction
@@ -23,6 +21,8 @@ from lipcert.activations import SLOPE_RESTRICTED
 from lipcert.certified import ops
 from lipcert.certified.freeze import prove
 from lipcert.certified.network import INPUT, Network, Node
+from lipcert.exporters.files import load_frozen
+from processes import program
 
 
 def linear(*rows, bias=None):
@@ -563,7 +563,7 @@ classify(x)
 
 
 def test_nothing_is_claimed_while_subnormal_numbers_are_flushed():
-    result = subprocess.run([sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False)
+    result = program(FLUSHING)
     assert result.returncode == 0, result.stderr
 
 
@@ -614,8 +614,7 @@ assert refused == %s
 def test_settings_of_float32_precision(setting, refused):
     if not hasattr(torch.backends, "fp32_precision"):
         pytest.skip("this torch has no such settings")
-    program = PRECISION % (setting, refused)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = program(PRECISION % (setting, refused))
     assert result.returncode == 0, result.stderr
 
 
@@ -1139,7 +1138,7 @@ def test_a_folded_scale_is_exported(factor, tmp_path):
     torch.manual_seed(0)
     network = lc.freeze(nn.Sequential(lc.ResidualLinear(8, 16), lc.NormalizedHead(8, 5), lc.layers.Scale(factor)))
     lc.export(network, tmp_path / "frozen.safetensors", to="torch", input_shape=(8,))
-    stored = lc.load_frozen(tmp_path / "frozen.safetensors").state_dict()
+    stored = load_frozen(tmp_path / "frozen.safetensors").state_dict()
     assert all(torch.equal(value, stored[name]) for name, value in network.state_dict().items())
 
 

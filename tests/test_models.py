@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 import lipcert as lc
+from full import full
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import Method, ModelSpec
@@ -110,7 +110,8 @@ TORUS = ("cayley", "soc", "soc_plus", "lot", "eco", "bro", "bcop", "sandwich")  
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)])
 def test_every_method_builds_and_is_1_lipschitz(method, shape):
     slow = method in TORUS and shape == (3, 64, 64)  # nano has 32 × 32 pixels there, and a matrix for each
-    for size in ("tiny",) if slow else ("nano", "tiny"):
+    small = full(("nano", "tiny"), ("nano",) if shape in ((1, 8, 8), (3, 32, 32)) else ("tiny",))
+    for size in ("tiny",) if slow else small:
         model = lc.create_model(f"{method}_{size}", image_shape=shape, num_classes=3, dense_layers=2, conv_layers=1)
         backbone = model[0]
         assert lc.lipschitz_bound(backbone.eval()) == 1.0
@@ -133,25 +134,27 @@ def test_dividing_by_std_costs_radius():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"depth": 3}, "Extra inputs are not permitted"),
-        ({"num_classes": 1}, "greater than or equal to 2"),
+        ({"depth": 3}, "a model has no field 'depth'; its fields are method, layout"),
+        ({"num_class": 5}, "no field 'num_class'; did you mean 'num_classes'"),
+        ({"num_classes": 1}, "num_classes must be greater than or equal to 2, got 1"),
         ({"channels": 2}, "channels must be at least .*12; got 2"),
         ({"mean": (0.5,)}, "one value per image channel, 3; got 1"),
-        ({"method": "svd"}, "Input should be"),
+        ({"method": "svd"}, "method must be 'sll'.*, got 'svd'"),
         ({"image_shape": (3, 0, 32)}, "all positive"),
         ({"layout": "kw_large"}, r"layout kw_large has .*\(1, 1, 4, 2\); got \(2, 1, 4, 3\)"),
         ({"layout": "patches"}, "changes its width, which a residual cannot; got sll"),
     ],
 )
 def test_specs_refuse_nonsense(overrides, message):
-    with pytest.raises(ValidationError, match=f"(?s){message}"):
+    with pytest.raises(ValueError, match=message) as error:
         model_spec("sll_nano", **overrides)
+    assert "\n" not in str(error.value)
 
 
 def test_registry():
     assert "sll_tiny" in lc.list_models("sll*")
     assert lc.list_models("nothing*") == []
-    with pytest.raises(ValueError, match=r"a name that `lipcert models` lists, like .*got 'resnet'"):
+    with pytest.raises(ValueError, match=r"no model 'resnet'; did you mean .*`lipcert models`"):
         lc.create_model("resnet")
     with pytest.raises(ValueError, match="exists already"):
         lc.register_model("sll_tiny", lambda **overrides: None)
@@ -170,3 +173,10 @@ def test_an_inert_q_is_live_in_the_dense_layers_only():
         type(layer).__name__: type(layer.bound).__name__ for layer in model.modules() if hasattr(layer, "bound")
     }
     assert kinds == {"ResidualConv2d": "AOL", "ResidualLinear": "SLL"}
+
+
+@pytest.mark.parametrize("method", ["sn", "orthogonal", "cayley", "aol_affine"])
+def test_an_activation_that_nothing_would_use_is_refused(method):
+    with pytest.raises(ValueError, match=f"activation is a setting of residual .* {method!r}"):
+        lc.create_model("sll_nano", method=method, activation="tanh")
+    lc.create_model("sll_nano", activation="tanh")

@@ -58,6 +58,13 @@ def test_radii_are_rounded_down():
 def test_unusable_constants_have_radius_zero(constant):
     radii = certified_radii(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.full((2, 2), constant))
     assert radii.item() == 0.0
+    assert certified_radii(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), constant).item() == 0.0
+
+
+def test_one_constant_for_all_pairs_can_be_a_number():
+    logits, labels = torch.randn(50, 4), torch.zeros(50, dtype=torch.long)
+    expected = certified_radii(logits, labels, torch.full((4, 4), 1.5, dtype=torch.float64))
+    assert torch.equal(certified_radii(logits, labels, 1.5), expected)
 
 
 def test_head_separates_the_pair_from_the_whole_map():

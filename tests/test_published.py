@@ -12,7 +12,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.models.published import MEANS, from_published, read_published
 from lipcert.training.checkpoint import load_model
-from test_training import command
+from processes import command
 
 
 class PaperConv(nn.Module):
@@ -163,7 +163,7 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, monkeypatch):
     (tmp_path / "short.pth").write_bytes((tmp_path / "evil.pth").read_bytes()[:60])
     torch.save([1, 2], "list.pth")
     for name in ("evil.pth", "short.pth", "list.pth", "none.pth"):
-        done = command("import", name, "--out", "run", cwd=tmp_path)
+        done = command("import", name, "--out", "run")
         assert done.returncode == 2, done
         assert len(done.stderr.strip().splitlines()) == 1
         assert not (tmp_path / "run").exists()
@@ -171,4 +171,4 @@ def test_no_code_of_a_checkpoint_runs(tmp_path, monkeypatch):
     write(tmp_path / "good.pth")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()
-    assert "new or empty folder" in command("import", "good.pth", "--out", "run", cwd=tmp_path).stderr
+    assert "new or empty folder" in command("import", "good.pth", "--out", "run").stderr

@@ -1,7 +1,6 @@
 """Reports: every number follows from the records, the records must agree, and the page works in a real browser."""
 
 import base64
-import contextlib
 import fcntl
 import html.parser
 import io
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,19 +29,19 @@ from torch import nn
 
 import lipcert as lc
 from lipcert.certified.freeze import freeze
-from lipcert.cli.attack import Attack
-from lipcert.cli.audit import Audit
-from lipcert.cli.certify import Certify
 from lipcert.cli.report import Report
-from lipcert.cli.train import Train, parse_train
+from lipcert.cli.train import parse_train
+from lipcert.records import distinct_names
 from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
-from lipcert.reports.runs import load_runs
+from lipcert.reports.report import describe
 from lipcert.reports.spectra import spectra_estimates
-from lipcert.reports.theme import COLORS, run_color, themed_svg
-from lipcert.reports.write import file_names, write_report
+from lipcert.reports.theme import COLORS, run_style, themed_svg
+from lipcert.reports.verdict import constant, lower, short
+from lipcert.reports.write import file_names, run_folders, write_report
+from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
-from test_training import command
+from processes import command
 
 HOSTILE = "<img src=x onerror=alert(1)>&'\"`|_"  # a folder may be called so
 
@@ -51,15 +51,15 @@ def trained(tmp_path_factory):
     """``full``: trained, audited, certified, attacked; ``half``: another network, trained and certified."""
     folder = tmp_path_factory.mktemp("runs")
     torch.manual_seed(0)
-    quiet = contextlib.redirect_stdout(io.StringIO())
-    with quiet:
-        full, half = folder / "full", folder / "half"
-        assert Train(model="sll_nano", epochs=3, offset=0.7, temperature=0.1, threads=1, out=full).run() == 0
-        assert Certify(full).run() == Audit(full).run() == 0
-        assert Attack(full, examples=6, eps=("36/255", "0.5", "0.3"), method="pgd").run() == 0
-        assert Train(model="aol_nano", epochs=1, threads=1, out=half, overrides={"dense_layers": 1}).run() == 0
-        assert Certify(half, examples=100).run() == 0
-    return full, half
+    settings = {"model": "sll_nano", "epochs": 3, "offset": 0.7, "temperature": 0.1, "threads": 1}
+    full = lc.train(TrainConfig(**settings), folder / "full")
+    full.certify()
+    full.audit()
+    full.attack("pgd", examples=6, eps=("36/255", "0.5", "0.3"), command="lipcert attack full --method pgd")
+    other = TrainConfig(model="aol_nano", epochs=1, threads=1, overrides={"dense_layers": 1})
+    half = lc.train(other, folder / "half")
+    half.certify(examples=100)
+    return full.folder, half.folder
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,9 @@ def run(trained, tmp_path):
 
 
 def report(folders, out):
-    return write_report(load_runs(folders), out)
+    folders = run_folders(folders)
+    names = distinct_names(folders)
+    return write_report([Run(folder, name) for folder, name in zip(folders, names, strict=True)], out)
 
 
 def change(path, edit):
@@ -91,31 +93,56 @@ def change(path, edit):
 
 
 def test_every_share_follows_from_the_rows(trained, written):
-    for folder, run in zip(trained, written.report["runs"], strict=True):
+    for folder, run in zip(trained, written.report.runs, strict=True):
         rows = [json.loads(line) for line in (folder / "certified.jsonl").read_text().splitlines()]
         radii = np.array([row["radius"] for row in rows])
         right = np.array([row["label"] == row["prediction"] for row in rows])
-        assert run["images"] == len(rows)
-        assert run["natural"] == right.mean()
-        eps = [entry["radius"] for entry in written.report["radii"]]
+        assert run.images == run.accuracies[0].images == len(rows)
+        assert run.natural == right.mean()
+        eps = [entry.radius for entry in written.report.radii]
         assert eps == sorted({36 / 255, 72 / 255, 108 / 255, 0.5, 1.0, 0.3})
-        assert run["certified"] == [(radii > e).mean() for e in eps]
-        assert run["curve"][36] == (radii > 36 / 255).mean()
-        assert run["curve"][-1] < 0.005
-        bins = run["histogram"]
-        assert sum(bins["shares"]) + bins["beyond"] + bins["wrong"] == pytest.approx(1, abs=1e-12)
-        assert bins["shares"][0] == pytest.approx((right & (radii < bins["width"])).mean(), abs=1e-12)
-        best, worst = run["most_robust"], run["least_robust"]
-        assert [row["radius"] for row in best] == sorted(radii, reverse=True)[:8]
-        assert [row["radius"] for row in worst] == sorted(radii[right])[:8]
-        assert all(rows[row["index"]]["radius"] == row["radius"] for row in (*best, *worst))
-    full, half = written.report["runs"]
-    attack = json.loads((trained[0] / "attack.json").read_text())
-    shown = {row["eps"]: row for row in full["attacked"] if row}
-    assert {row["eps"]: row["attacked"] for row in attack["rows"]} == {e: r["attacked"] for e, r in shown.items()}
-    assert half["attacked"] == [None] * 6
-    assert (full["status"], half["status"]) == ("proved", "not audited")
+        assert list(run.certified) == [(radii > e).mean() for e in eps]
+        assert run.curve[36] == (radii > 36 / 255).mean()
+        assert run.curve[-1] < 0.005
+        bins = run.histogram
+        assert sum(bins.shares) + bins.beyond + bins.wrong == pytest.approx(1, abs=1e-12)
+        assert bins.shares[0] == pytest.approx((right & (radii < bins.width)).mean(), abs=1e-12)
+        assert [image.radius for image in run.most_robust] == sorted(radii, reverse=True)[:8]
+        assert [image.radius for image in run.least_robust] == sorted(radii[right])[:8]
+        assert all(rows[i.index]["radius"] == i.radius for i in (*run.most_robust, *run.least_robust))
+    full, half = written.report.runs
+    attack = json.loads((trained[0] / "attack-pgd.json").read_text())
+    by_eps = {row["eps"]: row for row in attack["rows"]}
+    assert {row.eps: row.attacked for row in full.attacked} == {eps: row["attacked"] for eps, row in by_eps.items()}
+    whole, same, attacked = full.accuracies
+    assert (whole.what, same.what, attacked.what) == ("certified", "certified", "under PGD")
+    assert (whole.images, same.images, attacked.images) == (397, 6, 6)
+    for line, key in ((same, "certified"), (attacked, "attacked")):
+        shown = dict(zip((entry.eps for entry in written.report.radii), line.shares, strict=True))
+        assert shown == {eps: by_eps[eps][key] if eps in by_eps else None for eps in shown}
+        assert line.natural == by_eps["0.5"]["natural"]
+    assert half.attacked == ()
+    assert (half.images, half.test_images) == (100, 397)
+    assert half.verdict[0].startswith(f"{100 * half.certified[0]:.1f}\u00a0% of the first 100 test images")
+    assert (full.status, half.status) == ("proved", "not audited")
     assert written.ok
+
+
+def test_printed_bounds_are_rounded_up_and_radii_down():
+    """The page said L ≤ 1.29708 of a constant that was 1.2970847."""
+    assert constant(1.2970846897933805, 5) == "1.29709"
+    assert (constant(1.0), constant(0.0)) == ("1.000000000", "0.000000000")
+    assert constant(math.nextafter(1.0, 2)) == "1.000000001"
+    assert constant(math.inf) == constant(None) == "∞"
+    assert lower(0.9999999) == "0.999999"
+    largest = math.nextafter(math.inf, 0)
+    assert Decimal(constant(largest)) >= Decimal(largest)  # a network without training may have any constant
+    assert constant(1e30) == "1.00000000001e+30"
+    radii = {0.9999: "0.999", 0.01: "0.010", 0.009999: "0.0099", 0.0001: "0.00010", 0.0: "0.000", 12.3456: "12.345"}
+    radii[1.23e-9] = "1.2e-9"
+    for radius, text in radii.items():
+        assert short(radius) == text
+        assert Decimal(text) <= Decimal(radius)
 
 
 def test_a_report_is_the_same_every_time(trained, written, tmp_path):
@@ -133,7 +160,7 @@ def test_the_files_beside_the_page(written):
     names = {path.relative_to(folder).as_posix() for path in written.files}
     figures = {"certified", "radii", "training", "tightness", "spectra-1", "spectra-2"}
     assert names == {f"{name}.{kind}" for name in figures for kind in ("svg", "png", "pdf")} | {
-        "report.md", "report.json", "robustbench/full.json", "robustbench/half.json"
+        "report.md", "report.tex", "report.json", "robustbench/full.json", "robustbench/half.json"
     }  # fmt: skip
     for name in figures:
         root = ElementTree.parse(folder / f"{name}.svg").getroot()
@@ -141,12 +168,20 @@ def test_the_files_beside_the_page(written):
         with Image.open(folder / f"{name}.png") as image:
             assert image.width > 1000
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert json.loads((folder / "report.json").read_text(encoding="utf-8")) == written.report
+    content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert content == json.loads(written.report.model_dump_json())
+    assert [run["name"] for run in content["runs"]] == ["full", "half"]
+    assert "data:image" not in json.dumps(content)
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert all(f"]({name}.png)" in text for name in figures)
-    full = written.report["runs"][0]
-    assert f"| full | digits | certified | {100 * full['natural']:.2f}\u00a0% |" in text
-    assert all(digest in text for digest in full["sha256"].values())
+    full = written.report.runs[0]
+    assert f"| full | certified | 397 | {100 * full.natural:.1f} |" in text
+    assert all(digest in text for digest in full.sha256.values())
+    text = (folder / "report.tex").read_text(encoding="utf-8")
+    assert f"full & certified & 397 & {100 * full.natural:.1f} & " in text
+    lines = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert {line.count("&") for line in lines} == {9}
+    assert len(lines) == 1 + 3 + 1
 
 
 def test_robustbench_entries_say_only_what_is_known(trained, written, run):
@@ -158,14 +193,16 @@ def test_robustbench_entries_say_only_what_is_known(trained, written, run):
     assert "not the standard AutoAttack" in entry["footnote"]
     half = json.loads((folder / "half.json").read_text())
     assert half["autoattack_acc"] is None
-    assert half["clean_acc"] == f"{100 * written.report['runs'][1]['natural']:.2f}"
+    assert half["clean_acc"] == f"{100 * written.report.runs[1].natural:.2f}"
     standard = {"method": "autoattack", "attacks": ["apgd-ce", "apgd-t", "fab-t", "square"]}
-    change(run / "attack.json", lambda attack: attack.update(standard))
+    (run / "attack-pgd.json").rename(run / "attack-autoattack.json")
+    (run / "attack-pgd.jsonl").rename(run / "attack-autoattack.jsonl")
+    change(run / "attack-autoattack.json", lambda attack: attack.update(standard))
     again = report([run], run / "report.html")
     entry = json.loads((run / "report_files" / "robustbench" / "full.json").read_text())
-    row = next(row for row in again.report["runs"][0]["attacked"] if row and row["eps"] == "0.5")
-    assert (entry["eps"], entry["autoattack_acc"]) == ("0.5", f"{100 * row['attacked']:.2f}")
-    assert entry["clean_acc"] == f"{100 * row['natural']:.2f}"  # of the same images
+    row = again.report.runs[0].attacked_at("0.5")
+    assert (entry["eps"], entry["autoattack_acc"]) == ("0.5", f"{100 * row.attacked:.2f}")
+    assert entry["clean_acc"] == f"{100 * row.natural:.2f}"  # of the same images
     assert "6 test images" in entry["footnote"]
 
 
@@ -176,6 +213,40 @@ def test_the_train_command_gives_the_same_run(trained):
         assert words[:2] == ["lipcert", "train"]
         assert parse_train(words[2:]).settings() == TrainConfig(**config)
     assert train_command({"field": 1}, "old") == "lipcert train --config old/config.json --out NEW"
+
+
+def test_an_unfinished_training_is_told_and_has_no_recipe(run):
+    """A report offered ``lipcert train --epochs 60`` for weights of epoch 6."""
+    change(run / "run.json", lambda record: record.update(step=5, steps=18))
+    made = report([run], run / "report.html")
+    assert made.report.runs[0].unfinished == "training stopped at step 5 of 18"
+    assert [line.split()[1] for line in made.report.runs[0].commands] == ["audit", "certify", "attack", "check"]
+    page = made.page.read_text(encoding="utf-8")
+    ((_, notice),) = Parsed(page).all("p", role="note")
+    assert notice.startswith("full is unfinished: training stopped at step 5 of 18.")
+    for text in (page, (run / "report_files" / "report.md").read_text(encoding="utf-8")):
+        assert "There is no recipe for these weights: training stopped at step 5 of 18" in text
+        assert "lipcert train --model" not in text
+
+
+def test_every_attack_has_its_lines(run):
+    for kind in ("json", "jsonl"):
+        shutil.copy(run / f"attack-pgd.{kind}", run / f"attack-quick.{kind}")
+    change(run / "attack-quick.json", lambda attack: attack.update(method="quick", command="lipcert attack quick"))
+    full = describe([Run(run)]).runs[0]
+    assert [attack.method for attack in full.attacks] == ["pgd", "quick"]
+    lines = [line.what for line in full.accuracies]
+    assert lines == ["certified", "certified", "under PGD", "under a quick attack"]
+    assert full.attacked == full.attacks[0].rows  # the strongest is drawn
+    assert "lipcert attack quick" in full.commands
+    assert sum("robust accuracy of these images" in sentence for sentence in full.verdict) == 2
+
+
+def test_a_report_does_not_freeze_again(run):
+    """What is stored is what the numbers are about."""
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    describe([Run(run)])
+    assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
 
 
 # --- The estimates of the layers ---
@@ -208,8 +279,8 @@ def test_spectra_are_those_of_the_operators():
         assert (found.kind, found.grid) == ("residual", 16)
         assert found.largest_estimate == pytest.approx(float(values.max()), rel=1e-10)
         assert found.largest_estimate <= 1
-        assert found.mean_share_estimate == pytest.approx(float(kernel.flatten(1).square().sum(1).mean()))
-        assert found.mean_share_estimate == pytest.approx(
+        assert found.mean_square_estimate == pytest.approx(float(kernel.flatten(1).square().sum(1).mean()))
+        assert found.mean_square_estimate == pytest.approx(
             float(values.square().sum()) / 256 / len(kernel), rel=1e-6
         )
     for layer in (dense, wide):
@@ -220,23 +291,23 @@ def test_spectra_are_those_of_the_operators():
         assert found.quantiles[-1] == pytest.approx(float(values[-1]))
         assert list(found.quantiles) == sorted(found.quantiles, reverse=True)
     (found,) = spectra_estimates(freeze(head))
-    assert (found.kind, found.mean_share_estimate) == ("plain", pytest.approx(1))
+    assert (found.kind, found.mean_square_estimate) == ("plain", pytest.approx(1))
 
 
 def test_estimates_stay_below_what_is_proved(written):
-    layers = written.report["runs"][0]["layers"]
+    layers = written.report.runs[0].layers
     assert len(layers) == 8
-    for row in layers:
-        assert 0 < row["mean_share_estimate"] <= row["share_estimate"] <= 1 + 1e-9
-        assert row["largest_estimate"] <= row["proved_upper"] * (1 + 1e-9)
-    assert {row["op"] for row in layers} == {"residual_conv", "residual_linear", "linear"}
+    for layer in layers:
+        assert 0 < layer.mean_share_estimate <= layer.share_estimate <= 1 + 1e-9
+        assert layer.largest_estimate <= layer.proved_upper * (1 + 1e-9)
+    assert {layer.op for layer in layers} == {"residual_conv", "residual_linear", "linear"}
 
 
 # --- Records that do not agree ---
 
 
 def attack_row(**new):
-    return "attack.json", lambda attack: attack["rows"][0].update(new)
+    return "attack-pgd.json", lambda attack: attack["rows"][0].update(new)
 
 
 def swapped(rows):
@@ -253,23 +324,24 @@ def wrong_with_radius(rows):
 
 
 CONTRADICTIONS = {
-    "certified above attacked": (*attack_row(certified=0.9, attacked=0.5), "certified ≤ attacked.*36/255; got"),
+    "certified above attacked": (*attack_row(certified=0.9, attacked=0.5), "certified ≤ attacked.*at eps 36/255"),
     "attacked above natural": (*attack_row(attacked=1.0, natural=0.5), "attacked ≤ natural at eps 36/255"),
-    "a certified image broken": (*attack_row(broken_certified=1), r"eps 36/255; got 1 certified images broken"),
-    "other shares than the rows": (*attack_row(certified=0.0), "the shares of attack.jsonl at eps 36/255"),
+    "a certified image broken": (*attack_row(broken_certified=1), "eps 36/255.*1 certified images broken"),
+    "other shares than the rows": (*attack_row(certified=0.0), "shares at eps 36/255 are not those of its rows"),
     "an attack on other weights": (
-        "attack.json", lambda attack: attack.update(weights="0" * 64), "an attack of model.safetensors.*0000"
+        "attack-pgd.json", lambda attack: attack.update(weights="0" * 64), "about other weights.*0000"
     ),
     "an audit of other weights": (
-        "audit.json", lambda audit: audit.update(weights="0" * 64), "an audit of model.safetensors.*0000"
+        "audit.json", lambda audit: audit.update(weights="0" * 64), "about other weights.*0000"
     ),
-    "an attack on other images": ("attack.jsonl", swapped, "agree with certified.jsonl.*index 0, eps 36/255"),
-    "a radius for a wrong answer": ("certified.jsonl", wrong_with_radius, "radius 0 for a wrong answer"),
-    "a radius that nobody certified": ("certified.jsonl", enlarged, "the claims of certificate.json.*at index"),
-    "rows left out": ("certified.jsonl", lambda rows: rows.pop(3), r"rows 0, 1, ….*index 4 at 3"),
-    "a share beyond 1": (*attack_row(natural=1.5), r"expected attack.json; got rows.0.natural"),
-    "a word for a number": ("audit.json", lambda audit: audit.update(lipschitz="one"), "audit.json; got lipschitz"),
-    "no audit": ("audit.json", lambda audit: audit.clear(), r"audit.json; got ok: Field required\. Run lipcert"),
+    "an attack on other images": ("attack-pgd.jsonl", swapped, "disagree at index 0, eps 36/255"),
+    "a radius for a wrong answer": ("certified.jsonl", wrong_with_radius, "has a wrong answer and radius"),
+    "a radius that nobody certified": ("certified.jsonl", enlarged, "certificate.json differ at index"),
+    "rows left out": ("certified.jsonl", lambda rows: rows.pop(3), "row 3 has index 4"),
+    "a share beyond 1": (*attack_row(natural=1.5), "rows.0.natural"),
+    "an attack at no radius": ("attack-pgd.json", lambda attack: attack.update(rows=[]), "rows"),
+    "a word for a number": ("audit.json", lambda audit: audit.update(lipschitz="one"), "lipschitz"),
+    "no audit": ("audit.json", lambda audit: audit.clear(), r"ok: Field required.*Run lipcert audit"),
 }  # fmt: skip
 
 
@@ -294,57 +366,85 @@ def test_a_broken_image_inside_its_radius_is_a_contradiction(run):
             if row["index"] == index:
                 row.update(outcome="broken", certified=False, distance=rows[index]["radius"] / 2)
 
-    change(run / "attack.jsonl", fall)
-    with pytest.raises(ValueError, match=f"agree with certified.jsonl.*index {index}"):
+    change(run / "attack-pgd.jsonl", fall)
+    with pytest.raises(ValueError, match=f"certified.jsonl disagree at index {index}"):
         report([run], run / "report.html")
 
 
 def test_a_certificate_of_other_weights_is_refused(trained, run):
+    """Every tensor of the certificate must be that of the frozen network, bit for bit."""
+
+    def flip(certificate):
+        name = next(iter(certificate["tensors"]))
+        certificate["tensors"][name] = "0" * 64
+
+    change(run / "certificate.json", flip)
+    with pytest.raises(ValueError, match=r"certificate.json is not a certificate of.*tensor 0\.0\.mean differs"):
+        report([run], run / "report.html")
     shutil.copy(trained[1] / "model.safetensors", run)
-    (run / "attack.json").unlink()
+    (run / "attack-pgd.json").unlink()
     (run / "audit.json").unlink()
-    with pytest.raises(ValueError, match=r"a certificate of model.safetensors; got .* tensor 0\.3\.weight"):
+    with pytest.raises(ValueError, match=r"certified.json is about other weights"):
         report([run], run / "report.html")
 
 
 def test_radii_and_verdicts_that_name_no_weights_are_refused(trained, run):
     """A report said "with a proof" of radii that belonged to other weights, where nothing was left to tell."""
     change(run / "audit.json", lambda audit: audit.pop("weights"))
-    with pytest.raises(ValueError, match=r"audit.json.*weights: Field required\. Run lipcert audit"):
+    with pytest.raises(ValueError, match=r"audit.json.*weights: Field required.*Run lipcert audit"):
         report([run], run / "report.html")
     (run / "audit.json").unlink()
     (run / "certificate.json").unlink()
-    with pytest.raises(ValueError, match=r"expected certificate.json beside it; got none\. Run lipcert certify"):
+    with pytest.raises(ValueError, match=r"has no certificate.json beside it.*Run lipcert certify"):
         report([run], run / "report.html")
 
 
-@pytest.mark.parametrize("file", ["audit.json", "certified.jsonl", "attack.jsonl", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["audit.json", "certified.jsonl", "attack-pgd.jsonl", "config.json", "metrics.jsonl", "run.json"]
+)
 def test_a_damaged_file_is_refused_by_name(run, file):
     content = (run / file).read_bytes()
     for damaged in (content[:-9] + b"\xff{", content[:-9], b"[1]\n"):
         (run / file).write_bytes(damaged)
         with pytest.raises(ValueError, match=re.escape(file)):
-            load_runs([run])
+            report([run], run / "report.html")
 
 
 def test_a_damaged_file_is_one_line_and_exit_code_2(run):
-    (run / "attack.json").write_text("{")
+    (run / "attack-pgd.json").write_text("{")
     result = command("report", str(run))
     assert result.returncode == 2
-    assert re.fullmatch(r"lipcert: .*attack\.json.*\n", result.stderr), result.stderr
+    assert re.fullmatch(r"lipcert: .*attack-pgd\.json.*\n", result.stderr), result.stderr
     assert not (run / "report.html").exists()
 
 
+def test_a_comparison_is_all_its_runs(run, tmp_path):
+    """``report cmp`` was refused, and so was ``report cmp/runs/*``, which names the logs beside the runs too."""
+    runs = tmp_path / "cmp" / "runs"
+    for name in ("b", "a"):
+        shutil.copytree(run, runs / name)
+        (runs / f"{name}.log").write_text("a log")
+        (runs / f"{name}.config.json").write_text("{}")
+    shutil.copytree(run, tmp_path / "cmp" / "sweep" / "trial")
+    (tmp_path / "cmp" / "comparison.json").write_text("{}")
+    assert run_folders([tmp_path / "cmp"]) == [runs / "a", runs / "b"]
+    assert run_folders(sorted(runs.iterdir())) == [runs / "a", runs / "b"]
+    assert run_folders([run, tmp_path / "cmp"]) == [run, runs / "a", runs / "b"]
+
+
 def test_bad_arguments_are_refused(run, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
     for folders, out, message in (
         ([], "a.html", "at least one run folder"),
-        ([tmp_path / "none"], "a.html", "expected a run folder; got .*none"),
-        ([run, run], "a.html", "full twice"),
-        ([tmp_path], "a.html", r"model\.safetensors"),
+        ([tmp_path / "none"], "a.html", "none is not a run folder"),
+        ([run, run], "a.html", "full is named twice"),
+        ([empty], "a.html", r"empty holds no run"),
+        ([run / "config.json"], "a.html", r"config.json is not a run folder"),
     ):
         with pytest.raises(ValueError, match=message):
             report(folders, tmp_path / out)
-    with pytest.raises(ValueError, match=r"must name an \.html file; got .*a\.pdf"):
+    with pytest.raises(ValueError, match=r"must name an \.html file.*a\.pdf"):
         Report((run,), out=tmp_path / "a.pdf").run()
     assert file_names(["a/b", "a b", "..", "é"]) == ["a_b", "a_b~2", "run", "é"]
 
@@ -360,7 +460,7 @@ def test_a_refuted_layer_is_told_with_exit_code_1(run, capsys):
     assert report["runs"][0]["status"] == "refuted"
     assert report["runs"][0]["audit"]["layers"][3]["upper"] is None
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "Layer 0.3 (residual_conv) is REFUTED: nothing here may be relied on." in page
+    assert "Layer 0.3 (residual_conv) is REFUTED: do not rely on any number here." in page
     assert '<span class="badge refuted">refuted</span>' in page
 
 
@@ -438,22 +538,22 @@ def test_the_page_asks_for_nothing(written, page):
 
 
 def test_the_page_shows_the_numbers(trained, written, page):
-    full, half = written.report["runs"]
+    full, half = written.report.runs
     cells = [text for _, text in page.all("td")]
     for run in (full, half):
-        assert all(f"{100 * share:.2f} %" in cells for share in (run["natural"], *run["certified"]))
-    assert all(any(digest in text for _, text in page.all("code")) for digest in full["sha256"].values())
+        assert all(f"{100 * share:.2f}" in cells for share in (run.natural, *run.certified))
+    assert all(any(digest in text for _, text in page.all("code")) for digest in full.sha256.values())
     data = lc.load_data("digits", "test")
-    assert full["data_sha256"] == {"images": data.sha256.images, "labels": data.sha256.labels}
+    assert full.data_sha256 == {"images": data.sha256.images, "labels": data.sha256.labels}
     commands = " ".join(text for _, text in page.all("pre"))
     assert "lipcert train --epochs 3" in commands.replace("--model sll_nano ", "")
-    assert full["attack"]["command"] in commands
+    assert full.attacks[0].command in commands
     assert "lipcert certify half --examples 100" in commands
     notes = " ".join(text for _, text in page.all("p", **{"class": "missing"}))
     assert "half: not audited. Run lipcert audit half." in notes
-    assert [text for _, text in page.all("td", colspan="7")] == ["not yet: lipcert attack half"]
+    assert [text for _, text in page.all("td", colspan="8")] == ["not yet: lipcert attack half"]
     verdicts = [text for a, text in page.all("td") if "verdict-PROVED" in a.get("class", "")]
-    assert verdicts == ["PROVED"] * len(full["audit"]["layers"])
+    assert verdicts == ["PROVED"] * len(full.audit.layers)
 
 
 def test_images_keep_their_pixels():
@@ -481,7 +581,7 @@ def test_text_has_contrast_in_both_themes():
                 a, b = luminance(COLORS[name][theme]), luminance(COLORS[ground][theme])
                 ratio = (max(a, b) + 0.05) / (min(a, b) + 0.05)
                 assert ratio >= 4.5, (name, ground, theme, ratio)
-    assert len({run_color(i) for i in range(6)}) == 6
+    assert len({run_style(i).color for i in range(6)} & COLORS.keys()) == 6
 
 
 def test_figures_follow_the_theme(written):
@@ -500,14 +600,14 @@ def test_figures_follow_the_theme(written):
 
 def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp_path):
     bare, again = tmp_path / HOSTILE, tmp_path / "deeper" / HOSTILE
-    for folder, files in ((bare, ["model.safetensors"]), (again, ["model.safetensors", "config.json"])):
+    for folder, files in ((bare, ["run.json"]), (again, ["run.json", "config.json"])):
         folder.mkdir(parents=True)
-        for file in files:
+        for file in ("model.safetensors", *files):
             shutil.copy(trained[0] / file, folder)
     change(again / "config.json", lambda config: config.update(data="</script><script>alert(1)//", model="<b>"))
     made = report([bare, again], tmp_path / "report.html")
-    assert [run["status"] for run in made.report["runs"]] == ["not certified"] * 2
-    assert len({run["name"] for run in made.report["runs"]}) == 2
+    assert [run.status for run in made.report.runs] == ["not certified"] * 2
+    assert len({run.name for run in made.report.runs}) == 2
     text = made.page.read_text(encoding="utf-8")
     page = Parsed(text)
     assert len(page.all("script")) == 2
@@ -516,7 +616,7 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
     names = [text for _, text in page.all("h3")]
     assert sum(HOSTILE in name for name in names) >= 4
     notes = " ".join(text for _, text in page.all("p", **{"class": "missing"}))
-    for what in ("lipcert certify", "lipcert audit", "No radii are certified yet", "it was not trained here"):
+    for what in ("lipcert certify", "lipcert audit", "No radii are certified yet", "was not trained here"):
         assert what in notes
     for path in made.files:
         if path.suffix == ".svg":
@@ -524,6 +624,10 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
         if path.suffix == ".md":
             text = re.sub(r"(```+)\w+\n.*?\n\1", "", path.read_text(encoding="utf-8"), flags=re.S)
             assert "<" not in text
+        if path.suffix == ".tex":
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(r" \\")]
+            assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {8}
+            assert sum(r"(1)>\&'" in line for line in lines) == 2
     if CHROMIUM:
         with Browser() as browser:
             browser.open(made.page)
@@ -678,13 +782,13 @@ def test_the_page_answers_to_keys(browser, written):
     before = browser.evaluate(line)
     for _ in range(2):
         browser.press("ArrowRight", 39)
-    full, half = written.report["runs"]
+    full, half = written.report.runs
     assert browser.evaluate("document.getElementById('chosen').textContent") == "38/255 = 0.149"
     told = [browser.evaluate(f"document.querySelector('[data-certified=\"{i}\"]').textContent") for i in (0, 1)]
-    assert told == [f"{100 * run['curve'][38]:.2f} %" for run in (full, half)]
-    row = next(row for row in full["attacked"] if row and row["eps"] == "36/255")
+    assert told == [f"{100 * run.curve[38]:.2f} %" for run in (full, half)]
+    row = full.attacked_at("36/255")
     attacked = [browser.evaluate(f"document.querySelector('[data-attacked=\"{i}\"]').textContent") for i in (0, 1)]
-    assert attacked == [f"{100 * row['attacked']:.2f} %at 36/255, 6 images", "–"]
+    assert attacked == [f"{100 * row.attacked:.2f} %at 36/255, 6 images", "–"]
     assert browser.evaluate(line) != before
 
     browser.evaluate("document.getElementById('certified').scrollIntoView({behavior: 'instant'})")
@@ -744,7 +848,7 @@ def test_the_browser_sees_faults(browser, tmp_path, name):
 
 def test_the_command_says_where_everything_is(run, tmp_path):
     second = shutil.copytree(run, tmp_path / "second")
-    for file in ("attack.json", "attack.jsonl", "audit.json", "metrics.jsonl"):
+    for file in ("attack-pgd.json", "attack-pgd.jsonl", "audit.json", "metrics.jsonl"):
         (second / file).unlink()
     result = command("report", "full", "second", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -13,30 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from lipcert.experiments.accuracies import epoch_seconds, note_interrupted
-from lipcert.experiments.budget import Cost, estimate, paper_seconds
-from lipcert.experiments.paper import ACCURACY, OFFSETS, PAPER, RADII, SIZES, record_row
-from lipcert.experiments.results import read_run
-from lipcert.experiments.scales import Settings, planned, scale_of, scaled
-from lipcert.experiments.untrained import parameters
+import processes
+from lipcert.experiments.cost import parameters
+from lipcert.experiments.paper import PAPER as ALL
+from lipcert.experiments.plan import Cost, expected
+from lipcert.experiments.reproduce import SIZES as IMAGES
+from lipcert.experiments.reproduce import paper_seconds, record_row
+from lipcert.experiments.scales import RADII, Settings, planned, scale_of, scaled
+from lipcert.models.presets import model_spec
+from lipcert.records import RADII as EPS
+from lipcert.records import RunFolder, RunRecord
 from lipcert.reports.paper_latex import latex_table
 from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 from lipcert.training.config import TrainConfig
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+PAPER, OFFSETS, SIZES = ALL.tables, ALL.offsets, ALL.sizes
 SOURCE = Path(__file__).parents[2] / "shared" / "paper.tex"
 TRAINED = ("table1", "table2", "table5", "offsets", "corrected")
 
 
 def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "lipcert", "reproduce", *words],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=400,
-        check=False,
-    )
+    return processes.command("reproduce", *words)
 
 
 # The numbers
@@ -61,7 +58,7 @@ def test_every_row_of_the_paper_is_there():
 @pytest.mark.parametrize("name", ["table1", "table2", "offsets", "corrected", "table5"])
 def test_printed_accuracy_falls_with_the_radius(name):
     for row in PAPER[name].rows:
-        shares = [number for number in row.numbers[: len(ACCURACY)] if number is not None]
+        shares = [number for number in row.numbers[:5] if number is not None]
         if name == "table1":
             shares = [number for number in row.numbers[:5] if number is not None]
         assert shares == sorted(shares, reverse=True), row
@@ -190,44 +187,30 @@ def test_plans_need_no_torch():
 
 
 def test_parameters_without_numbers():
-    ours = [round(parameters(f"sll_{size}") / 1e6, 1) for size in SIZES]
+    ours = [round(parameters(model_spec(f"sll_{size}")) / 1e6, 1) for size in SIZES]
     assert ours == [41.4, 78.8, 118.3, 236.4]
     table = [int(row.numbers[5]) for row in PAPER["table1"].rows if row.model in SIZES.values()]
     assert [int(count) for count in ours] == table  # the paper cuts, it does not round
-    as_printed = [int(parameters(f"sll_table3_{size}") / 1e6) for size in SIZES]
+    as_printed = [int(parameters(model_spec(f"sll_table3_{size}")) / 1e6) for size in SIZES]
     assert [a == b for a, b in zip(as_printed, table, strict=True)] == [True, True, False, False]
 
 
 def test_the_stated_time_counts_what_is_left(tmp_path):
     row = planned(Settings("table1", "quick", 2, None))[-1]
-    costs = {("digits", "sll_nano"): Cost(0.1, 0.001)}
-    both = estimate(tmp_path, row.jobs, costs, 1, None)
-    assert both.trainings == 2
-    assert both.cpu == both.clock == pytest.approx(2 * (4 + 90 * 0.1 + 4 + 1.3 * 397 * 0.001))
-    assert estimate(tmp_path, row.jobs, costs, 2, None).clock == pytest.approx(both.cpu / 2)
+    costs = {("digits", "sll_nano"): Cost("digits", "sll_nano", 1.0, 0.01)}
+    run = 4 + 90 * 1.0 + 4 + 1.3 * 397 * 0.01
+    both = expected(tmp_path, row.jobs, costs, IMAGES, 1)
+    assert both.startswith("2 trainings, certify: ")
+    assert f"{2 * run / 60:.0f} minutes of CPU time, {2 * run / 60:.0f} minutes with 1 at a time" in both
+    assert f"{run / 60:.0f} minutes with 2 at a time" in expected(tmp_path, row.jobs, costs, IMAGES, 2)
     folder = tmp_path / row.jobs[0].name
     folder.mkdir(parents=True)
-    for name in ("summary.json", "certified.jsonl"):
-        (folder / name).write_text("{}")
-    assert estimate(tmp_path, row.jobs, costs, 1, None).cpu == pytest.approx(both.cpu / 2)
+    (folder / "run.json").write_text(RunRecord(step=90, steps=90).model_dump_json())
+    (folder / "certified.json").write_text("{}")
+    assert f"1 training, certify: about {run / 60:.0f} min" in expected(tmp_path, row.jobs, costs, IMAGES, 1)
+    assert expected(tmp_path, row.jobs[:1], costs, IMAGES, 1) == "nothing left to run"
     jobs = [job for row in planned(Settings("table1", "full", 3, None)) for job in row.jobs]
     assert paper_seconds(jobs) == 3 * 1000 * (20 + 35 + 55 + 105)
-
-
-def test_the_seconds_of_a_continued_training_are_not_reported(tmp_path):
-    settings = Settings("table1", "full", 3, None)
-    first, second, _ = planned(settings)[-1].jobs
-    for job in (first, second):
-        folder = tmp_path / job.name
-        folder.mkdir(parents=True)
-        (folder / "state.pt").touch()
-        if job is second:  # finished in one process
-            (folder / "summary.json").write_text('{"this_process": {"seconds": 105000.0}}')
-    note_interrupted(tmp_path, [first, second])
-    (tmp_path / first.name / "summary.json").write_text('{"this_process": {"seconds": 50.0}}')
-    note_interrupted(tmp_path, [first, second])  # what was noted stays
-    assert epoch_seconds(settings, first, tmp_path, {}) is None
-    assert epoch_seconds(settings, second, tmp_path, {}) == 105
 
 
 # The layout
@@ -259,7 +242,7 @@ def fabricated(name):
         "side_by_side": table.side_by_side,
         "rows": rows,
         "scaled": scaled(settings),
-        "notes": list(table.notes),
+        "notes": ALL.notes_of(name),
     }
 
 
@@ -363,9 +346,9 @@ def test_a_quick_table_runs_from_end_to_end(finished):
     assert [row["ours"] for row in quoted] == [None] * 11
     assert [bool(row["citation"]) for row in quoted] == [True] * 7 + [False] * 4
     assert (mine["model"], mine["paper"], mine["seeds"]) == ("nano, digits", None, 2)
-    runs = [read_run(out / run["folder"]) for run in mine["runs"]]
+    runs = [RunFolder(out / run["folder"]) for run in mine["runs"]]
     for column in RADII:
-        mean = sum(run.certified[column] for run in runs) / 2
+        mean = sum(run.certified(EPS[column]) for run in runs) / 2
         assert mine["ours"][column]["mean"] == pytest.approx(100 * mean)
         assert mine["ours"][column]["deviation"] is not None
     assert mine["ours"]["natural"]["mean"] > 60  # it learned
@@ -400,21 +383,21 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
         [sys.executable, "-m", "lipcert", "reproduce", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=ENVIRONMENT,
+        env=processes.ENVIRONMENT,
     )
-    halfway, second = out / "runs/digits-sll-nano-0/summary.json", out / "runs/digits-sll-nano-1/summary.json"
+    halfway, second = (RunFolder(out / f"runs/digits-sll-nano-{seed}") for seed in range(2))
     deadline = time.monotonic() + 300
-    while not halfway.is_file() and time.monotonic() < deadline:
+    while not halfway.frozen_file.is_file() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert halfway.is_file()
-    assert not second.exists()
+    assert halfway.unfinished is None
+    assert not second.exists
     assert not (out / "table.json").exists()
     trained = (out / "runs/digits-sll-nano-0/state.pt").stat().st_mtime_ns
     result = command(*words)
     assert result.returncode == 0, result.stderr
-    assert "1 training " in result.stderr
+    assert "1 training," in result.stderr
     assert (out / "runs/digits-sll-nano-0/state.pt").stat().st_mtime_ns == trained
     assert without_seconds(record_of(out)) == without_seconds(record_of(finished[0]))
 
@@ -422,7 +405,7 @@ def test_a_killed_table_continues_to_the_same_rows(finished, tmp_path):
 def test_a_diverged_seed_is_left_out_and_said(finished, tmp_path):
     out = tmp_path / "diverged"
     shutil.copytree(finished[0], out)
-    (out / "runs/digits-sll-nano-1/diverged.json").write_text("{}")
+    (out / "jobs/runs/digits-sll-nano-1.diverged.json").write_text("{}")
     result = command("table1", "--scale", "quick", "--seeds", "2", "--out", str(out))
     assert result.returncode == 0, result.stderr
     mine = record_of(out)["rows"][-1]
@@ -437,10 +420,11 @@ def test_attacked_accuracy_lies_between_certified_and_natural(tmp_path):
     result = command("table5", "--scale", "quick", "--out", str(out))
     assert result.returncode == 0, result.stderr
     (mine,) = [row for row in record_of(out)["rows"] if row["ours"]]
-    run = read_run(out / mine["runs"][0]["folder"])
+    attack = RunFolder(out / mine["runs"][0]["folder"]).attacked
+    rows = {row.eps: row for row in attack.rows}
     assert set(mine["ours"]) == set(RADII)
     for column, value in mine["ours"].items():
-        shares = run.attacked[column]
+        shares = rows[column]
         assert shares.examples == 32
         assert shares.certified <= value["mean"] / 100 <= shares.natural
     assert mine["runs"][0]["commands"][2].startswith("lipcert attack runs/digits-sll-nano-0 --method quick")

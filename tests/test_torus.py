@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import lipcert as lc
+from circulant import circulant
 from lipcert import check as checker
 from lipcert.algebra.torus import MAPS
 from lipcert.certified import freeze, ops
@@ -25,17 +26,6 @@ ROUNDING = 1e-12  # of a few hundred operations on matrices of norm 1 whose cond
 # Four factors of the exponential series lose 4·1.7¹³/13! = 6.4e-7; the division by a bound of the norm counts the
 # same deviation again, in the larger norm of row sums.
 CUT = 3e-6
-
-
-def circulant(kernel, image, dilation=(1, 1)):
-    """The circular correlation with centre ⌊k/2⌋ as a matrix, entry by entry from its definition."""
-    n, m, height, width = kernel.shape
-    matrix = np.zeros((n, *image, m, *image))
-    for y, x, a, b in itertools.product(*map(range, (*image, height, width))):
-        row = (y + dilation[0] * (a - height // 2)) % image[0]
-        column = (x + dilation[1] * (b - width // 2)) % image[1]
-        matrix[:, y, x, :, row, column] += kernel[:, :, a, b]
-    return matrix.reshape(n * image[0] * image[1], -1)
 
 
 def layer_and_matrix(method, channels=2, kernel=3, image=(4, 6), scale=0.3):

@@ -28,10 +28,13 @@ __all__ = sorted([*_HOME, "__version__"])
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lipcert' has no attribute {name!r}")
-    if not _HOME[name]:
-        return importlib.import_module(f"lipcert.{name}")
-    # With a fromlist this also imports a submodule, such as bounds of lipcert.algebra.
-    return getattr(__import__(f"lipcert.{_HOME[name]}", fromlist=[name]), name)
+    from lipcert.errors import name_extra
+
+    with name_extra(f"lipcert.{name}"):
+        if not _HOME[name]:
+            return importlib.import_module(f"lipcert.{name}")
+        # With a fromlist this also imports a submodule, such as bounds of lipcert.algebra.
+        return getattr(__import__(f"lipcert.{_HOME[name]}", fromlist=[name]), name)
 
 
 def __dir__() -> list[str]:

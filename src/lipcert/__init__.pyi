@@ -15,7 +15,6 @@ from .certified.radius import certified_radii as certified_radii
 from .data.registry import load_data as load_data
 from .errors import NotCertified as NotCertified
 from .exporters.export import export as export
-from .exporters.files import load_frozen as load_frozen
 from .exporters.hub import CertifiedModel as CertifiedModel
 from .layers.contract import lipschitz_bound as lipschitz_bound
 from .layers.forms import AffineConv1d as AffineConv1d
@@ -37,6 +36,9 @@ from .layers.head import NormalizedHead as NormalizedHead
 from .models.build import create_model as create_model
 from .models.presets import list_models as list_models
 from .models.presets import register_model as register_model
-from .training.checkpoint import load_model as load_model
+from .runs import Run as Run
+from .runs import load as load
+from .runs import train as train
+from .training.config import TrainConfig as TrainConfig
 
 __version__: str

@@ -1,4 +1,4 @@
-"""What lipcert raises. Every message says what was expected, what came, and what to do.
+"""What lipcert raises. Every message says what is wrong and what to do.
 
 ``NotCertified`` is a ``ValueError``: whoever catches bad input catches a missing proof too.
 """
@@ -7,8 +7,29 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
-from typing import SupportsIndex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+# The packages that `pip install lipcert` leaves out, and the extra that brings each.
+EXTRAS = {
+    "accelerate": "train",
+    "PIL": "train",
+    "tensorboard": "train",
+    "pyautoattack": "attack",
+    "altair": "report",
+    "vl_convert": "report",
+    "jinja2": "report",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
+    "huggingface_hub": "export",
+    "distributed": "cluster",
+}
 
 
 class NotCertified(ValueError):
@@ -17,6 +38,69 @@ class NotCertified(ValueError):
 
 class DataNotFound(ValueError):
     """A data set, or a file of one, is not where it was looked for."""
+
+
+class MissingExtra(ImportError):
+    """A package is missing that an extra of lipcert installs."""
+
+
+@contextmanager
+def name_extra(user: str) -> Iterator[None]:
+    """Turn the failed import of an optional package into a sentence that names the extra.
+
+    Args:
+        user: who needs the package, such as "lipcert report".
+
+    Raises:
+        MissingExtra: "lipcert report needs the extra 'report': pip install 'lipcert[report]'".
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise MissingExtra(f"{user} needs the extra {extra!r}: pip install 'lipcert[{extra}]'") from None
+
+
+def closest(word: str, names: Iterable[str]) -> str | None:
+    """Return the name that ``word`` probably stands for: a similar one, or one with these initials (lr)."""
+    names = list(names)
+    initials = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]
+    return next(iter(initials or get_close_matches(word, names, 1)), None)
+
+
+def explain(error: ValidationError, fields: Iterable[str] = ()) -> str:
+    """Return what is wrong first in a pydantic error, in one sentence.
+
+    Args:
+        error: the error.
+        fields: the fields of the model, to suggest one or list all if the error is about an unknown one.
+    """
+    first = error.errors()[0]
+    name, message, known = ".".join(map(str, first["loc"])), first["msg"], list(fields)
+    if first["type"] == "extra_forbidden":
+        near = closest(name, known)
+        cure = f"did you mean {near!r}?" if near else f"its fields are {', '.join(known)}."
+        return f"{error.title} has no field {name!r}; {cure}"
+    if first["type"] == "missing":
+        return f"{error.title} needs the field {name!r}."
+    if first["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    return f"{name} {message.removeprefix('Input ').replace('should', 'must', 1)}, got {first['input']!r}."
+
+
+class ReadableErrors:
+    """For pydantic models, as their first base: a wrong field raises ValueError with one sentence."""
+
+    def __init__(self, **values: Any) -> None:
+        from pydantic import ValidationError
+
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            fields = type(self).model_fields  # type: ignore[attr-defined]
+            raise ValueError(explain(error, fields)) from None
 
 
 def positive_int(name: str, value: object) -> int:

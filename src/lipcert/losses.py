@@ -8,6 +8,9 @@ the third argument of ``forward``, ``pairwise``: one number for all pairs, or (C
 the whole map to the logits is 1-Lipschitz; for a ``NormalizedHead`` pass ``head.pairwise_bound()`` (a constant) or
 ``torch.cdist(head.unit_weight(), head.unit_weight())`` (the gradient then also pulls the rows apart, as published).
 Logits of less than float32 are computed in float32. No loss enters a certificate: rounding has no direction here.
+
+Shapes and dtypes are always checked. Values (labels in range, constants at least 0) are checked on a CPU only: on
+an accelerator a check would wait for the device in every step.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ def _offset_and_temperature(offset: float, temperature: float) -> tuple[float, f
     return float(offset), float(temperature)
 
 
+def _readable(values: Tensor) -> bool:
+    """Whether looking at the values is free: on a CPU. Elsewhere it would wait for the device in every step."""
+    return values.device.type == "cpu"
+
+
 def _batch(logits: Tensor, labels: Tensor, *, binary: bool = False) -> tuple[Tensor, Tensor]:
     """The batch, logits in at least float32 and labels in int64, or a ValueError that says what is wrong."""
     least = 1 if binary else 2
@@ -54,7 +62,7 @@ def _batch(logits: Tensor, labels: Tensor, *, binary: bool = False) -> tuple[Ten
             "Pass the network's output, and labels.long()."
         )
     labels, classes = labels.long(), max(2, logits.shape[1])
-    low, high = labels.aminmax()
+    low, high = labels.aminmax() if _readable(labels) else (0, 0)
     if low < 0 or high >= classes:
         raise ValueError(
             f"labels must lie from 0 to {classes - 1} for logits of shape {tuple(logits.shape)}; got {int(low)} to "
@@ -79,11 +87,12 @@ def _constants(pairwise: float | Tensor, logits: Tensor, labels: Tensor) -> Tens
         cure = "It is √2 when the whole map is 1-Lipschitz."
         return torch.full_like(logits, _number("pairwise", pairwise, 0.0, cure=cure))
     square = (logits.shape[1],) * 2
-    if pairwise.shape not in ((), square) or not bool((torch.isfinite(pairwise) & (pairwise >= 0)).all()):
+    bad = _readable(pairwise) and not bool((torch.isfinite(pairwise) & (pairwise >= 0)).all())
+    if pairwise.shape not in ((), square) or bad:
+        values = f", from {float(pairwise.min()):g} to {float(pairwise.max()):g}" if bad else ""
         raise ValueError(
             f"pairwise must be a number or {square}, finite and at least 0, one constant per pair of classes; got "
-            f"{tuple(pairwise.shape)}, from {pairwise.min().item():g} to {pairwise.max().item():g}. "
-            "Pass head.pairwise_bound() of the same head."
+            f"{tuple(pairwise.shape)}{values}. Pass head.pairwise_bound() of the same head."
         )
     constants = pairwise.to(logits)
     return constants[labels] if constants.ndim else constants.expand_as(logits)
@@ -95,11 +104,13 @@ def _radius(epsilon: float | Tensor, logits: Tensor | None = None) -> float | Te
     if not isinstance(epsilon, Tensor):
         return _number("epsilon", epsilon, 0.0, cure=cure)
     fits = epsilon.ndim == 0 or (epsilon.ndim == 1 and (logits is None or len(epsilon) == logits.shape[1]))
-    if not fits or not bool((torch.isfinite(epsilon) & (epsilon >= 0)).all()):
+    bad = _readable(epsilon) and not bool((torch.isfinite(epsilon) & (epsilon >= 0)).all())
+    if not fits or bad:
         expected = "(C,)" if logits is None else f"({logits.shape[1]},)"
+        values = f" with values {epsilon.tolist()}" if bad else ""
         raise ValueError(
             f"epsilon must be a finite number of at least 0, or {expected} of them, one per class; got shape "
-            f"{tuple(epsilon.shape)} with values {epsilon.tolist()}. {cure}"
+            f"{tuple(epsilon.shape)}{values}. {cure}"
         )
     return epsilon if logits is None else epsilon.to(logits)
 

@@ -188,8 +188,11 @@ def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _perhaps(condition: Tensor, like: Tensor) -> bool:
-    """Whether the condition holds; True where a compiler, an exporter or a transform cannot tell."""
-    return transformed(like) or like.is_meta or bool(condition.any())
+    """Whether the condition holds; True where a compiler, an exporter or a transform cannot tell.
+
+    Also True on an accelerator, where looking at the condition would wait for the device in every step.
+    """
+    return transformed(like) or like.device.type != "cpu" or bool(condition.any())
 
 
 def _bounded(weight: Tensor) -> Tensor:

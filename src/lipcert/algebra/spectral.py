@@ -73,7 +73,8 @@ def _widest(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…,
 def _leading(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
     """The best vector of a block Krylov space, from a fixed basis without a pattern; for one large matrix."""
     n = matrix.shape[-1]
-    angles = torch.arange(1, n + 1, device=matrix.device)[:, None] * torch.arange(1, min(BLOCK, n) + 1).to(matrix)
+    numbers = torch.arange(1, n + 1, device=matrix.device)
+    angles = numbers[:, None] * numbers[:BLOCK].to(matrix)
     bases = [torch.cos(angles).expand(*matrix.shape[:-2], -1, -1)]
     for _ in range(2 * iterations):
         bases.append(torch.linalg.qr(matrix.mH @ (matrix @ bases[-1]))[0])

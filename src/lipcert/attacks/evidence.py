@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = "lipcert-attack-1"
-ABOUT = ("method", "attacks", "examples", "all", "seed", "data", "weights")
+FORMAT = "lipcert-attack-2"
+ABOUT = ("method", "attacks", "examples", "all", "seed", "data", "images", "weights")
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,19 @@
-"""Work in shards of fixed examples, in this process or in several; the findings are the same.
+"""An attack in shards of fixed examples, in this process or in several, that can be killed at any time.
 
-A shard is up to SHARD examples and one radius; what is random in it depends on the seed and on both. Every process
-computes with one thread, so that sums are added in the same order whoever computes a shard. Shards depend on
-nothing but what smaller radii found: a finished one need never be repeated.
+A shard is up to SHARD examples and one radius. What is random in it depends on the seed and on both. Every process
+computes with one thread, so that sums are added in the same order whoever computes a shard. Each finished shard is
+a file, and the same command reads it instead of working. Radii come by increasing size, because a shard consists of
+what the smaller ones left standing.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +21,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lipcert.attacks.attack import Method, attack
-from lipcert.attacks.evidence import Finding
+from lipcert.attacks.evidence import Claims, Finding, rows_of, to_attack
+from lipcert.files import write_json
+from lipcert.jobs import KEPT, Store, Workers, call, damaged, locked_log
 
 SHARD = 32
 
@@ -44,23 +41,104 @@ class Shard:
     seed: int
 
 
-@dataclass(frozen=True)
-class Done:
-    """A finished shard, and the processor seconds it took."""
+def attack_in_shards(
+    network: nn.Module,
+    images: NDArray[np.float32],
+    claims: Claims,
+    radii: Mapping[str, float],
+    method: Method,
+    seed: int,
+    store: Store,
+    workers: Workers | None,
+    *,
+    everything: bool,
+    show: Callable[[int, int, int], object],
+) -> tuple[list[dict[str, Any]], float]:
+    """Attack within all ``radii``, which increase; the rows, and the CPU seconds of all shards.
 
-    shard: Shard
-    findings: list[Finding]
-    cpu_seconds: float
+    Args:
+        workers: whose processes share the shards of a radius; None for this process alone.
+        show: hears (points done, all points, points that this call attacked).
+    """
+    torch.set_num_threads(1)  # sums in the same order, however many processes work
+    found: dict[int, Finding] = {}
+    rows: list[dict[str, Any]] = []
+    labels = np.asarray(claims.labels, dtype=np.int64)
+    total = sum(len(to_attack(claims, radius, {}, everything)) for radius in radii.values())
+    settled, worked, seconds = 0, 0, 0.0
+    for number, (eps, radius) in enumerate(radii.items()):
+        todo = to_attack(claims, radius, found, everything)
+        settled += len(to_attack(claims, radius, {}, everything)) - len(todo)  # those that fell within less
+        shards = [
+            Shard(f"{number}-{start // SHARD}", chosen, images[chosen], labels[chosen], radius, method, seed)
+            for start in range(0, len(todo), SHARD)
+            for chosen in [todo[start : start + SHARD]]
+        ]
+        missing = [shard for shard in shards if not _file(store.folder, shard).is_file()]
+        settled += len(todo) - sum(len(shard.indices) for shard in missing)
+
+        def tick(missing: list[Shard] = missing, settled: int = settled, worked: int = worked) -> None:
+            new = sum(len(shard.indices) for shard in missing if _file(store.folder, shard).is_file())
+            show(settled + new, total, worked + new)
+
+        tick()
+        _attack_all(network, missing, store.folder, workers, tick)
+        for shard in missing:
+            settled, worked = settled + len(shard.indices), worked + len(shard.indices)
+        for shard in shards:
+            findings, spent = _load(store, shard)
+            seconds += spent
+            found.update({finding.index: finding for finding in findings})
+        rows += rows_of(claims, eps, radius, found, everything)
+    return rows, seconds
 
 
-class Attacker(Protocol):
-    """Finishes shards, in any order."""
+def _attack_all(
+    network: nn.Module,
+    shards: Sequence[Shard],
+    folder: Path,
+    workers: Workers | None,
+    tick: Callable[[], object],
+) -> None:
+    """Fill the files of all shards. Each process takes every n-th, since it takes seconds to start one."""
+    if workers is None:
+        _attack_group(network, shards, folder, tick)
+    elif shards:
+        count = min(workers.slots, len(shards))
+        groups = [shards[start::count] for start in range(count)]
+        workers.run(partial(_run_group, network=network, folder=folder.resolve()), groups, tick=tick)
+    tick()
 
-    def __call__(self, shards: Sequence[Shard]) -> Iterator[Done]: ...
+
+def _run_group(shards: Sequence[Shard], network: nn.Module, folder: Path) -> None:
+    with locked_log(folder / f"{shards[0].name}.log") as log:
+        code, last = call(
+            ["attack", *(shard.name for shard in shards)],
+            log,
+            function=_attack_group,
+            arguments=(network, shards, folder),
+        )
+    if code != 0:
+        raise OSError(
+            f"a process of the attack died with exit code {code}, perhaps for lack of memory ({last}); {KEPT}"
+        )
 
 
-def attack_shard(network: nn.Module, shard: Shard) -> Done:
-    """Attack the examples of one shard, all at once."""
+def _attack_group(
+    network: nn.Module,
+    shards: Sequence[Shard],
+    folder: Path,
+    tick: Callable[[], object] = lambda: None,
+) -> None:
+    torch.set_num_threads(1)
+    for shard in shards:
+        if not _file(folder, shard).is_file():  # a lost worker may have finished some
+            write_json(_file(folder, shard), attack_shard(network, shard))
+        tick()
+
+
+def attack_shard(network: nn.Module, shard: Shard) -> dict[str, Any]:
+    """Attack the examples of one shard, all at once; what its file holds."""
     began = time.process_time()
     result = attack(
         network,
@@ -82,56 +160,24 @@ def attack_shard(network: nn.Module, shard: Shard) -> Done:
         )
         for position, index in enumerate(shard.indices)
     ]
-    return Done(shard, findings, time.process_time() - began)
+    return {
+        "findings": [asdict(finding) for finding in findings],
+        "cpu_seconds": time.process_time() - began,
+    }
 
 
-@contextmanager
-def attackers(network: nn.Module, jobs: int) -> Iterator[Attacker]:
-    """A function that finishes shards with ``jobs`` processes; one job is this process. They end with the block."""
-    torch.set_num_threads(1)
-    if jobs == 1:
-        yield lambda shards: (attack_shard(network, shard) for shard in shards)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(pickle.dumps(network),))
+def _file(folder: Path, shard: Shard) -> Path:
+    return folder / f"{shard.name}.json"
 
-    def finish(shards: Sequence[Shard]) -> Iterator[Done]:
-        for future in as_completed([pool.submit(_work, shard) for shard in shards]):
-            yield future.result()
 
+def _load(store: Store, shard: Shard) -> tuple[list[Finding], float]:
+    """What was found in a finished shard, and its CPU seconds."""
+    file = _file(store.folder, shard)
+    stored = store.load(file.name) or {}
     try:
-        yield finish
-    except BaseException as error:
-        for child in multiprocessing.active_children():  # or they would first finish what they have begun
-            child.kill()
-        if isinstance(error, BrokenProcessPool):
-            raise OSError(
-                f"the {jobs} processes must run to the end; got one that died, perhaps for lack of memory. What is "
-                "finished is kept: run the same command again, with fewer --jobs."
-            ) from None
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_network: nn.Module | None = None  # of a worker process
-
-
-def _begin(pickled: bytes) -> None:
-    global _network
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process hears it and ends the others
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)  # nobody is left to hand the result to
-
-    threading.Thread(target=follow, daemon=True).start()
-    torch.set_num_threads(1)
-    _network = pickle.loads(pickled)
-
-
-def _work(shard: Shard) -> Done:
-    assert _network is not None
-    return attack_shard(_network, shard)
+        findings = [Finding(**finding) for finding in stored["findings"]]
+        if [finding.index for finding in findings] == shard.indices:
+            return findings, float(stored["cpu_seconds"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise damaged(file)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lipcert.certified.network import Proved
 from lipcert.certified.operators import Conv
 from lipcert.certified.records import describe
 from lipcert.errors import NotCertified
+from lipcert.files import atomic_file, write_text
 
 FORMAT = "lipcert-certificate-2"
 WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
@@ -37,8 +37,11 @@ def write_certificate(
     result: CertificationResult,
     *,
     about: str = "",
+    stored: str | None = None,
 ) -> Path:
     """Write the certificate of a frozen ``network`` into ``folder``; ``images`` are uint8, or float32 as they are.
+
+    ``stored`` names a file in the folder that holds exactly these tensors already; by default they are written.
 
     Raises:
         NotCertified: for an operation that the format does not have, or constants that are a user's word.
@@ -60,7 +63,7 @@ def write_certificate(
         "arithmetic": "float64",
         "assumes": list(proved.assumes),
         "input_shape": list(proved.input_shape),
-        "weights": WEIGHTS,
+        "weights": stored or WEIGHTS,
         "tensors": {name: sha256_of(tensor) for name, tensor in records.tensors.items()},
         "nodes": records.nodes,
         "lipschitz": proved.backbone.hex(),
@@ -80,11 +83,13 @@ def write_certificate(
         "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered]},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _atomically(folder / WEIGHTS, lambda path: save_file(records.tensors, path))
-    _atomically(folder / INPUTS, lambda path: save_file({"images": images}, path))
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if stored is None:
+        with atomic_file(folder / WEIGHTS) as path:
+            save_file(records.tensors, path)
+    with atomic_file(folder / INPUTS) as path:
+        save_file({"images": images}, path)
     target = folder / "certificate.json"
-    _atomically(target, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return target
 
 
@@ -144,13 +149,3 @@ def sha256_of(tensor: Tensor) -> str:
     array = tensor.detach().cpu().contiguous().numpy()
     head = f"{array.dtype.name}|{','.join(map(str, array.shape))}|".encode()
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

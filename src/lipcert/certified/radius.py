@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 
-def certified_radii(logits: Tensor, labels: Tensor, pairwise: Tensor) -> Tensor:  # (N, C), (N,), (C, C) → (N,)
+def certified_radii(logits: Tensor, labels: Tensor, pairwise: Tensor | float) -> Tensor:  # (N, C), (N,) → (N,)
     """The certified L2 radius of each example, 0 where the answer is wrong or not decided.
 
     ``pairwise``, (C, C): K_ij with |(f_i − f_j)(x) − (f_i − f_j)(x′)| ≤ K_ij‖x − x′‖, for f from the *input* to the
     logits as given. For a backbone and a ``NormalizedHead`` it is lipschitz_bound(backbone)·head.pairwise_bound();
-    for any map of constant L, √2·L everywhere; after ``Scale(K)``, K times as much.
+    for any map of constant L, √2·L everywhere, and one number says so; after ``Scale(K)``, K times as much.
     """
+    if isinstance(pairwise, (int, float)) and logits.ndim == 2:
+        pairwise = torch.full((logits.shape[1],) * 2, float(pairwise), dtype=torch.float64, device=logits.device)
     if (
         not isinstance(pairwise, Tensor)
         or labels.is_floating_point()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -35,50 +36,68 @@ Exit codes: 0 the claim holds, 1 it does not, 2 bad usage or bad input.""".forma
 
 
 def main() -> None:
-    """``lipcert COMMAND``: 0 the claim holds, 1 it does not, 2 bad usage or bad input."""
-    words = sys.argv[1:]
-    if words in (["-h"], ["--help"]):
+    """Run ``lipcert COMMAND`` and exit: 0 the claim holds, 1 it does not, 2 bad usage or bad input."""
+    from lipcert.errors import MissingExtra
+
+    message, broken = "", False
+    try:
+        code = run(sys.argv[1:])
+    except SystemExit as leaving:  # tyro has printed the help
+        code = leaving.code
+    except (ValueError, OSError, MemoryError, MissingExtra) as error:
+        code, message = 2, describe(error)
+        broken = isinstance(error, BrokenPipeError)
+    except KeyboardInterrupt as interrupt:
+        code, message = 130, f"interrupted; {interrupt}" if str(interrupt) else "interrupted"
+    try:
+        print(end="\n" if broken else "", flush=True)  # fails if the broken pipe is this one
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as in `lipcert models | head`: end as SIGPIPE would, silently.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    if message:
+        print(f"lipcert: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def run(words: list[str]) -> int | str | None:
+    """Run the command that ``words`` name and return its exit code."""
+    if not words or words[0] == "help":
+        words = [*words[1:2], "--help"]
+    if words[0] in ("-h", "--help"):
         print(HELP)
-        sys.exit(0)
-    if words == ["--version"]:
+        return 0
+    if words[0] == "--version":
         from lipcert import __version__
 
         print(f"lipcert {__version__}")
-        sys.exit(0)
-    if not words or words[0] not in COMMANDS:
-        expected, got = ", ".join(COMMANDS), repr(words[0]) if words else "none"
-        print(f"lipcert: expected a command, {expected}; got {got}. Run lipcert --help.", file=sys.stderr)
-        sys.exit(2)
+        return 0
+    from lipcert.errors import closest, name_extra
 
-    from lipcert.cli.memory import keep_memory
-    from lipcert.cli.parse import parsed
+    if words[0] not in COMMANDS:
+        near = closest(words[0], COMMANDS)
+        guess = f"; did you mean {near!r}?" if near else "."
+        raise ValueError(f"there is no command {words[0]!r}{guess} Run lipcert --help.")
+    from lipcert.cli.parse import parse
 
-    keep_memory()
     module, name = COMMANDS[words[0]][0].split(".")
-    home = import_module(f"lipcert.cli.{module}")
-    try:
+    with name_extra(f"lipcert {words[0]}"):
+        home = import_module(f"lipcert.cli.{module}")
         if words[0] == "train":  # its defaults may come from a file
             command = home.parse_train(words[1:])
         else:
-            command = parsed(getattr(home, name), words[1:], f"lipcert {words[0]}")
-        sys.exit(command.run())
-    except (ValueError, OSError, MemoryError) as error:  # bad input: one line, no traceback
-        print(f"lipcert: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt as interrupt:
-        kept = f"; {interrupt}" if str(interrupt) else ""
-        print(f"lipcert: interrupted{kept}", file=sys.stderr)
-        sys.exit(130)
+            command = parse(getattr(home, name), words[1:], f"lipcert {words[0]}")
+        return command.run()
 
 
-def one_line(error: Exception) -> str:
-    """What went wrong, with the file it went wrong with."""
+def describe(error: Exception) -> str:
+    """Return what went wrong in one line, with the file that it is about."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
         return f"not enough memory ({error})" if str(error) else "not enough memory"
     if type(error).__name__ == "ValidationError":  # pydantic's, without importing it
-        from lipcert.cli.train import one_line_of
+        from lipcert.errors import explain
 
-        return one_line_of(error)
+        return explain(error)  # type: ignore[arg-type]
     return str(error)

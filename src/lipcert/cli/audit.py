@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,21 +19,26 @@ class Audit:
     """Print audit.json instead of the table."""
 
     def run(self) -> int:
-        import json
-
+        if self.run_folder.suffix in (".onnx", ".pt2"):
+            raise ValueError(
+                f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
+                "or a file of lipcert export --to torch."
+            )
         from lipcert.certified.audit import audit
         from lipcert.certified.freeze import freeze
+        from lipcert.cli.common import emit
         from lipcert.exporters.files import exported_shape, load_frozen
-        from lipcert.training.checkpoint import load_model, load_spec, weights_sha256, write_json
+        from lipcert.runs import Run
+        from lipcert.training.checkpoint import load_model, load_spec
 
-        shape = exported_shape(self.run_folder) if self.run_folder.is_file() else None
-        if shape is not None:
-            report = audit(load_frozen(self.run_folder), shape)
+        path = self.run_folder
+        record: Any = None
+        if path.is_dir():
+            run = Run(path)
+            report, record = run.audit(), run.audited
+        elif (shape := exported_shape(path)) is not None:
+            report = audit(load_frozen(path), shape)
         else:
-            report = audit(freeze(load_model(self.run_folder)), load_spec(self.run_folder).image_shape)
-        record = report.to_json()
-        if self.run_folder.is_dir():
-            record |= {"weights": weights_sha256(self.run_folder)}
-            write_json(self.run_folder / "audit.json", record)
-        print(json.dumps(record, indent=2) if self.json else report)
+            report = audit(freeze(load_model(path)), load_spec(path).image_shape)
+        emit(record or report.to_json(), self.json, str(report))
         return 0 if report.ok else 1

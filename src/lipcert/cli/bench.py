@@ -23,30 +23,28 @@ class Bench:
     image_shape: tuple[int, int, int] = (3, 32, 32)
     """Channels, height and width of random images."""
     classes: int = 10
-    """How many there are."""
+    """Number of classes."""
     batch_size: int = 64
-    """Images at a time."""
+    """Images in a batch."""
     repeats: int = 5
-    """After one that does not count."""
+    """Timed repeats, after one warm-up."""
     threads: int = 1
-    """Of torch; with more than one, CPU time adds up over them."""
+    """Threads of torch; with more than one, CPU time adds up over them."""
     json: bool = False
     """Print the figures as JSON instead of a table."""
 
     def run(self) -> int:
-        import json
         import platform
 
         import torch
-        from rich.console import Console
 
         from lipcert.certified.freeze import freeze
+        from lipcert.cli.common import emit, make_table
         from lipcert.data.dataset import ImageData
         from lipcert.errors import positive_int
         from lipcert.experiments.cost import inference_seconds, step_seconds
         from lipcert.models.build import build
         from lipcert.models.presets import model_spec
-        from lipcert.reports.tables import rich_table
         from lipcert.training.config import TrainConfig
         from lipcert.training.loop import spec_of
 
@@ -70,25 +68,28 @@ class Bench:
         steps = step_seconds(both, self.repeats, self.threads)
         frozen = {name: freeze(network) for name, network in networks.items()}
         still = inference_seconds(frozen, images.float() / 255, self.repeats, self.threads)
-        rows = [
-            {
-                "model": name,
-                "parameters": sum(p.numel() for p in networks[name].parameters()),
-                "step_seconds": steps[name],
-                "inference_seconds": still[name],
-            }
-            for name in self.models
-        ]
+        counts = {name: sum(p.numel() for p in networks[name].parameters()) for name in self.models}
         machine = f"{platform.machine()}, torch {torch.__version__}"
-        if self.json:
-            about = {"machine": machine, "threads": self.threads, "batch_size": self.batch_size}
-            print(json.dumps({**about, "image_shape": self.image_shape, "rows": rows}, indent=2))
-            return 0
+        record = {
+            "machine": machine,
+            "threads": self.threads,
+            "batch_size": self.batch_size,
+            "image_shape": self.image_shape,
+            "rows": [
+                {
+                    "model": name,
+                    "parameters": counts[name],
+                    "step_seconds": steps[name],
+                    "inference_seconds": still[name],
+                }
+                for name in self.models
+            ],
+        }
         first = self.models[0]
         lines = [
             [
                 name,
-                f"{sum(p.numel() for p in networks[name].parameters()) / 1e6:.2f} M",
+                f"{counts[name] / 1e6:.2f} M",
                 f"{1000 * steps[name]:.4g} ms",
                 f"{steps[name] / steps[first]:.2f}",
                 f"{1000 * still[name]:.4g} ms",
@@ -98,6 +99,6 @@ class Bench:
         ]
         shape = "×".join(map(str, self.image_shape))
         header = ["model", "parameters", "step", "ratio", "frozen", "ratio"]
-        Console().print(rich_table(f"CPU time for {self.batch_size} images of {shape}", header, lines))
-        print(f"{machine}, threads: {self.threads}. Ratios are to {first}.")
+        table = make_table(f"CPU time for {self.batch_size} images of {shape}", header, lines)
+        emit(record, self.json, table, f"{machine}, threads: {self.threads}. Ratios are to {first}.")
         return 0

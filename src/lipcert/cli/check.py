@@ -14,7 +14,7 @@ class Check:
     """Verify a certificate: hashes, layers, claims and probe. Exit 1 if refuted."""
 
     certificate: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CERTIFICATE")]
-    """A certificate.json with its two tensor files beside it, or a run folder that holds them."""
+    """A certificate.json with its two tensor files beside it, or the run folder that holds them."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
     allow: int = 1
@@ -26,4 +26,6 @@ class Check:
         if self.allow < 1:
             raise ValueError(f"--allow must be at least 1, got {self.allow}.")
         path = self.certificate / "certificate.json" if self.certificate.is_dir() else self.certificate
+        if not path.exists():
+            raise ValueError(f"there is no certificate {path}; run lipcert certify {path.parent} first.")
         return main([str(path), "--allow", str(self.allow), *(["--json"] if self.json else [])])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from pydantic import ConfigDict, Field
 
-from lipcert.experiments.plan import Comparison
+from lipcert.experiments.comparison import Comparison
 
 if TYPE_CHECKING:
     from lipcert.experiments.compare import Row
@@ -27,69 +29,44 @@ class Compare(Comparison):
     """Test images that are attacked."""
     jobs: int = Field(default=1, ge=1)
     """Runs at a time, each on one thread."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers take the runs instead, one per thread of a worker."""
+    restart: bool = False
+    """Delete the comparison in the folder and begin again."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the rows as JSON instead of tables."""
 
     def run(self) -> int:
-        import json
+        from dataclasses import asdict
 
-        from lipcert.experiments.compare import compare, plain
-        from lipcert.experiments.runner import Stage
+        from lipcert.cli.common import emit, make_table, progress
+        from lipcert.experiments.compare import compare
+        from lipcert.experiments.plan import AUDIT, CERTIFY, attack_stage
+        from lipcert.jobs import open_workers
         from lipcert.models.presets import model_spec
 
         plan = Comparison(**self.model_dump(include=set(Comparison.model_fields)))
         for method in plan.methods:
             model_spec(f"{method}_{plan.size}")  # an unknown name is said before anything starts
-        stages = [Stage("certify", "certified.jsonl"), Stage("audit", "audit.json")]
-        if self.attack != "none":
-            flags = ("--method", self.attack, "--examples", str(self.attack_examples))
-            stages.append(Stage("attack", "attack.json", flags))
-        with _Bar() as bar:
-            rows = compare(plan, self.out, stages=tuple(stages), parallel=self.jobs, show=bar.show)
-        if self.as_json:
-            print(json.dumps([plain(row) for row in rows], indent=2))
-        else:
-            print_rows(rows, self.out)
+        attacks = [attack_stage(self.attack, self.attack_examples)] if self.attack != "none" else []
+        with open_workers(self.jobs, self.cluster, self.out) as workers, progress("training steps") as show:
+            stages = (CERTIFY, AUDIT, *attacks)
+            rows = compare(
+                plan, self.out, workers, stages=stages, say=say("compare"), show=show, restart=self.restart
+            )
+        shown = [make_table(*table) for table in tables(rows)]
+        emit([asdict(row) for row in rows], self.as_json, *shown, f"Runs, rates and costs: {self.out}")
         return 0
 
 
-class _Bar:
-    """Phases on stderr, with the time they will take."""
-
-    def __enter__(self) -> _Bar:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True))
-        self.tasks: dict[str, object] = {}
-        return self
-
-    def show(self, phase: str, done: int, total: int) -> None:
-        self.progress.start()  # once; what is refused before shows nothing but why
-        if phase not in self.tasks:
-            self.tasks[phase] = self.progress.add_task(phase, total=total)
-        self.progress.update(self.tasks[phase], completed=done, total=total)  # type: ignore[arg-type]
-
-    def __exit__(self, *exception: object) -> None:
-        if self.tasks:  # one that never started would still print an empty line
-            self.progress.stop()
-
-
-def print_rows(rows: list[Row], out: Path) -> None:
-    from rich.console import Console
-
-    from lipcert.reports.tables import rich_table
-
-    console = Console()
-    for title, header, lines in tables(rows):
-        console.print(rich_table(title, header, lines))
-    console.print(f"Runs, rates and costs: {out}", highlight=False, soft_wrap=True)
+def say(title: str) -> Callable[[str], None]:
+    """Prints what is about to happen, on a terminal and into a log alike."""
+    return lambda words: print(f"{title}: {words}", file=sys.stderr, flush=True)
 
 
 def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Accuracy, attacked accuracy and cost of each data set: title, header, lines."""
-    from lipcert.experiments.results import RADII
+    from lipcert.records import RADII
 
     made = []
     for data in dict.fromkeys(row.data for row in rows):

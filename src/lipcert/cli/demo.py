@@ -1,7 +1,7 @@
 """``lipcert demo``: the whole story on the embedded digits, with the commands that a user would type.
 
-train → audit → certify → check → attack → report; freezing is the first thing that audit, certify and attack do.
-Each prints into demo.log of the run folder; the demo itself prints one table and where the report is.
+train → audit → certify → check → attack → report; training ends with freezing. Each command prints
+into demo.log of the run folder; the demo itself prints one table and where the report is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.table import Table
-
 POINTS = 32
 
 
@@ -25,7 +23,7 @@ class Demo:
     epochs: int = 30
     """Passes over the 1,400 training digits."""
     seed: int = 0
-    """Of the initial weights and of the order of the examples."""
+    """Random seed."""
     out: Path = Path("runs/demo")
     """Run folder; a number is added if it exists."""
     json: bool = False
@@ -36,7 +34,9 @@ class Demo:
 
         from rich.console import Console
 
+        from lipcert.cli.common import emit, radii_table
         from lipcert.errors import positive_int
+        from lipcert.records import RunFolder
 
         positive_int("epochs", self.epochs)
         if not 0 <= self.seed < 2**63:
@@ -61,22 +61,15 @@ class Demo:
                 told.print(f"That must not happen; what it said is in {log}", highlight=False, soft_wrap=True)
                 return code
         log.replace(folder / "demo.log")
-        if self.json:
-            import json
-
-            names, rows = shares(folder)
-            content = {name: dict(zip(names, line, strict=True)) for name, line in rows.items()}
-            print(json.dumps({"shares": content, "report": str(folder / "report.html")}, indent=2))
-            return 0
-        console = Console()
-        console.print(table(folder))
-        console.print(
+        rows = shares(folder)
+        emit(
+            {"shares": rows, "report": str(RunFolder(folder).report_file)},
+            self.json,
+            radii_table(rows, "Digits: accuracy within an L2 radius (%)"),
             "Certified: proved, no change of the image of that L2 norm changes the answer.\n"
             "Attacked: still right after short APGD-CE, PGD and Square attacks, on the first\n"
             f"{POINTS} images only; `lipcert attack` is the full one. One seed, a toy data set.\n"
-            f"Report, open it in a browser: {folder / 'report.html'}",
-            highlight=False,
-            soft_wrap=True,
+            f"Report, open it in a browser: {RunFolder(folder).report_file}",
         )
         return 0
 
@@ -126,24 +119,17 @@ def unused(folder: Path) -> Path:
     return folder if not folder.exists() else next(name for name in names if not name.exists())
 
 
-def shares(folder: Path) -> tuple[list[str], dict[str, list[float]]]:
-    """Natural, certified and attacked accuracy of a run folder, from its rows: names of columns, and lines."""
-    from lipcert.experiments.results import RADII, read_run
+def shares(folder: Path) -> dict[str, dict[str, Any]]:
+    """Natural, certified and attacked accuracy of a run folder, from its rows."""
+    from lipcert.records import RADII, RunFolder
 
-    run = read_run(folder)
-    attacked = {name: row for name, row in run.attacked.items() if name in RADII}
-    first = next(iter(attacked.values()))
-    lines = {
-        "certified, all images": [run.natural, *run.certified.values()],
-        f"certified, first {POINTS}": [first.natural, *(attacked[name].certified for name in RADII)],
-        f"attacked, first {POINTS}": [first.natural, *(attacked[name].attacked for name in RADII)],
+    run = RunFolder(folder)
+    run.check()
+    assert run.attacked is not None
+    attacked = {row.eps: row for row in run.attacked.rows}
+    first = attacked[next(iter(RADII))].natural
+    return {
+        "certified, all images": {"natural": run.natural, **{n: run.certified(eps) for n, eps in RADII.items()}},
+        f"certified, first {POINTS}": {"natural": first, **{name: attacked[name].certified for name in RADII}},
+        f"attacked, first {POINTS}": {"natural": first, **{name: attacked[name].attacked for name in RADII}},
     }
-    return ["natural", *RADII], lines
-
-
-def table(folder: Path) -> Table:
-    from lipcert.reports.tables import rich_table
-
-    names, rows = shares(folder)
-    lines = [[name, *(f"{100 * share:.1f}" for share in line)] for name, line in rows.items()]
-    return rich_table("Digits: accuracy within an L2 radius (%)", ["", *names], lines)

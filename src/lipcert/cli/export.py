@@ -9,70 +9,40 @@ from typing import Annotated, Literal
 
 import tyro
 
-NAMES = {
-    "torch": "frozen.safetensors",
-    "torch-export": "frozen.pt2",
-    "onnx": "frozen.onnx",
-    "safetensors": "certified.safetensors",
-}
-TAKEN = ("model.safetensors", "certificate.safetensors", "certificate.inputs.safetensors")
-
 
 @dataclass(frozen=True)
 class Export:
     """Write the frozen network, read it back, prove it again. Exit 1 if it changed."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
-    """A run folder, or its model.safetensors."""
-    to: Literal["torch", "torch-export", "onnx", "safetensors"]
-    """torch and safetensors are for lipcert.load_frozen, the second with the certificate inside; the others run."""
-    out: Path | None = None
-    """The file; by default frozen.pt2, frozen.onnx, frozen.safetensors or certified.safetensors in RUN."""
+    """A run folder."""
+    to: Annotated[Literal["torch", "torch-export", "onnx", "safetensors"], tyro.conf.arg(metavar="FORMAT")]
+    """torch or safetensors for lipcert.load (the second with the certificate inside), torch-export, or onnx."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File to write; by default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
 
     def run(self) -> int:
-        import json
         import math
 
-        from lipcert.certified.freeze import freeze
-        from lipcert.exporters.export import ExportChanged, export
-        from lipcert.exporters.files import Certificate
-        from lipcert.training.checkpoint import load_model, load_spec
+        from lipcert.cli.common import emit
+        from lipcert.exporters.export import ExportChanged
+        from lipcert.runs import Run
 
-        folder = self.run_folder if self.run_folder.is_dir() else self.run_folder.parent
-        out = folder / NAMES[self.to] if self.out is None else self.out
-        if out.name in TAKEN:
-            raise ValueError(f"--out must not have the name of a file of a run; got {out.name}. Choose another.")
-        model = load_model(self.run_folder)
-        certificate = Certificate.of_folder(folder)
-        if certificate is None and self.to == "safetensors":
-            raise ValueError(
-                f"safetensors needs certificate.json in {folder}; got none. Run lipcert certify first."
-            )
         try:
-            report = export(
-                freeze(model),
-                out,
-                to=self.to,
-                input_shape=load_spec(self.run_folder).image_shape,
-                certificate=certificate,
-            )
+            report = Run(self.run_folder).export(self.to, self.out)
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
-        if self.json:
-            allowed = report.allowed if math.isfinite(report.allowed) else None
-            found = {
-                "path": str(report.path),
-                "to": report.to,
-                "tensors": report.tensors,
-                "certificate": report.certificate is not None,
-                "lipschitz": report.lipschitz,
-                "difference": report.difference,
-                "allowed": allowed,
-            }
-            print(json.dumps(found, indent=2))
-        else:
-            print(report)
+        record = {
+            "path": str(report.path),
+            "to": report.to,
+            "tensors": report.tensors,
+            "certificate": report.certificate is not None,
+            "lipschitz": report.lipschitz,
+            "difference": report.difference,
+            "allowed": report.allowed if math.isfinite(report.allowed) else None,
+        }
+        emit(record, self.json, str(report))
         return 0

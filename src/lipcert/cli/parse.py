@@ -1,8 +1,4 @@
-"""Flags to a command; what is wrong with them in one line, where tyro draws a box.
-
-tyro writes its complaint to stderr and leaves. It is caught, unwrapped and said as every other error is: what was
-expected, what came, what to do.
-"""
+"""From the words of a command line to a command. A mistake is one line: tyro's message without its box."""
 
 from __future__ import annotations
 
@@ -15,49 +11,50 @@ from typing import Any, TypeVar
 import tyro
 
 T = TypeVar("T")
-WIDE = "100000"  # columns: a box that breaks no line
+WIDE = "100000"  # columns, so that no line of a box is broken
 
 
-def parsed(kind: type[T], words: list[str], prog: str, default: Any = None) -> T:
-    """``kind`` from the words after its command.
+def parse(kind: type[T], words: list[str], prog: str, default: Any = None) -> T:
+    """Return the command that the words after ``prog`` describe.
 
     Raises:
-        ValueError: in one line, for words that do not fit.
+        ValueError: in one line, if the words do not fit.
     """
-    more = {} if default is None else {"default": default}
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    options |= {"args": split_pairs(words), "prog": prog, "config": (tyro.conf.FlagCreatePairsOff,)}
     if "-h" in words or "--help" in words:
-        return tyro.cli(kind, args=words, prog=prog, **more)
-    said, before = io.StringIO(), os.environ.get("COLUMNS")
+        return tyro.cli(kind, **options)
+    box, columns = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = WIDE
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            return tyro.cli(kind, args=words, prog=prog, **more)
-    except SystemExit:
-        raise ValueError(f"{in_one_line(said.getvalue())}. Run {prog} --help.") from None
+        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(box):
+            return tyro.cli(kind, **options)
+    except SystemExit as leaving:
+        # tyro draws a box for what the constructor of the command raises, too; that has its own sentence.
+        cause = leaving.__context__
+        message = str(cause) if type(cause) is ValueError else f"{unbox(box.getvalue())}. Run {prog} --help."
+        raise ValueError(message) from None
     finally:
         os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
 
 
-def in_one_line(box: str) -> str:
-    """The first part of a box of tyro, without its frame, its title and pydantic's footnotes."""
-    kept: list[str] = []
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).strip().splitlines()[1:]:
-        words = line.strip(" │|")
-        if re.fullmatch(r"[─╭╮╰╯+-]*", words):
-            if kept:
-                break
-        elif not words.startswith(("For further information", "For full helptext")):
-            kept.append(words)
-    text = re.sub(r"^Error parsing \w+: \d+ validation errors? for \w+ ", "", " ".join(kept))
-    wrong = re.match(
-        r"(?:(\S+) )?(Input should .*?|Value error, .*?) \[type=\w+, input_value=(.*?), input_type=", text
-    )
-    if wrong:
-        field, message, value = wrong.groups()
-        message = message.removeprefix("Value error, ")
-        name = f"--{field.split('.')[0].replace('_', '-')}: " if field else ""
-        came = f"; got {value}" if message.startswith("Input") else ""
-        text = f"{name}{message[0].lower()}{message[1:]}{came}"
-    return text.rstrip(". ")
+def split_pairs(words: list[str]) -> list[str]:
+    """Return the words with ``--overrides FIELD=VALUE`` written as ``--overrides FIELD VALUE``."""
+    result, flag = [], ""
+    for word in words:
+        flag = word if word.startswith("--") else flag
+        result += word.split("=", 1) if flag == "--overrides" else [word]
+    return result
+
+
+def unbox(box: str) -> str:
+    """Return tyro's message in one line: what is wrong and what was perhaps meant, without any help texts."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    _, *lines = re.sub("[│╭╮╰╯|+]", " ", plain).splitlines()  # the first one is the title
+    sections = re.split(r"(?m)^\s*[─-]+\s*$", "\n".join(lines))
+    wanted = [text for text in sections if text.strip() and not re.match(r"\s*(For full|Argument) helptext", text)]
+    # A help text is indented by eight columns or more, beside the two of the frame.
+    said = [" ".join(re.sub(r"(?m)^ {10,}.*$", "", section).split()) for section in wanted]
+    return ". ".join(sentence.rstrip(".!") for sentence in said)

@@ -1,73 +1,54 @@
-"""``lipcert report RUN…``: one HTML page about one run or several, with figures, Markdown and JSON beside it."""
+"""``lipcert report RUN…``: one HTML page about one run or several, and a folder of figures and tables beside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
-
-if TYPE_CHECKING:
-    from lipcert.reports.write import Written
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write one offline page of what runs have proved. Exit 1 if one is refuted."""
+    """Write one offline page about runs; exit 1 if an audit refutes one of them."""
 
     run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(name="runs", metavar="RUN")]
-    """Run folders; certified, audited and attacked ones have more to show."""
+    """Run folders, or folders with runs in them, such as a comparison."""
     out: Path | None = None
-    """The page, an .html file; by default report.html in the run folder, for several runs in the current folder."""
+    """The page, an .html file. By default report.html in the folder that is named, or here if there are several."""
     json: bool = False
     """Print the content of report.json instead of a summary."""
 
     def run(self) -> int:
         import json
 
-        from lipcert.cli.certify import progress_bar
-        from lipcert.reports.runs import load_runs
-        from lipcert.reports.write import write_report
+        from lipcert.cli.common import emit, make_table, progress
+        from lipcert.records import distinct_names
+        from lipcert.reports.tables import decimals
+        from lipcert.reports.write import run_folders, write_report
+        from lipcert.runs import Run
 
         alone = len(self.run_folders) == 1
-        out = self.out or (self.run_folders[0] if alone else Path()) / "report.html"
+        out = self.out or Run(self.run_folders[0] if alone else Path()).report_file
         if out.suffix != ".html":
-            raise ValueError(f"--out must name an .html file; got {out}. Add .html.")
-        runs = load_runs(self.run_folders)
-        with progress_bar("reporting") as show:
+            raise ValueError(f"--out must name an .html file, got {out}.")
+        folders = run_folders(self.run_folders)
+        runs = [Run(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
+        with progress("reporting") as show:
             written = write_report(runs, out, show)
-        if self.json:
-            print(json.dumps(written.report, indent=1, ensure_ascii=False))
-        else:
-            print_written(written)
-        return 0 if written.ok else 1
-
-
-def print_written(written: Written) -> None:
-    """The summary table, and where everything is."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from lipcert.reports.tables import rich_table
-    from lipcert.reports.verdict import percent
-
-    report = written.report
-    header = ["run", "natural", *(entry["eps"] for entry in report["radii"])]
-    lines = [
-        [
-            escape(run["name"]),
-            *(percent(share).removesuffix("\u00a0%") for share in (run["natural"], *run["certified"])),
+        report = written.report
+        lines = [
+            [run.name, f"{run.images:,}", *(decimals(share) for share in (run.natural, *run.certified))]
+            for run in report.runs
         ]
-        for run in report["runs"]
-    ]
-    console = Console()
-    console.print(rich_table("Accuracy, natural and certified (%)", header, lines))
-    folder = written.page.with_name(f"{written.page.stem}_files")
-    console.print(
-        f"{written.page}: open it in a browser.\n{folder}: figures as SVG, PNG and PDF; report.md, report.json, "
-        "robustbench/.",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+        header = ["run", "images", "natural", *(entry.eps for entry in report.radii)]
+        emit(
+            json.loads(report.model_dump_json()),  # null where a number is not finite
+            self.json,
+            make_table("Accuracy, natural and certified (%)", header, lines),
+            f"{out}: open it in a browser.",
+            f"{out.with_name(f'{out.stem}_files')}: figures as SVG, PNG and PDF; report.md, report.tex, "
+            "report.json and robustbench/.",
+        )
+        return 0 if written.ok else 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 if TYPE_CHECKING:
-    from lipcert.experiments.plan import Job
     from lipcert.experiments.scales import Settings
 
 
@@ -35,36 +32,39 @@ class Reproduce:
     """Runs of each row; by default three at full scale and one at the others."""
     jobs: int = 2
     """Runs at a time, each on one thread."""
+    cluster: str | None = None
+    """Address of a Dask scheduler whose workers take the runs instead, one per thread of a worker."""
     out: Path | None = None
     """Folder of the table and its runs; runs/reproduce/TABLE by default."""
+    restart: bool = False
+    """Delete the table in the folder and begin again."""
     data_root: Path | None = None
     """Where prepared data live."""
     json: bool = False
     """Print table.json instead of tables."""
 
     def run(self) -> int:
-        import json
-        from functools import partial
+        from textwrap import fill
 
         settings = self.settings()
 
+        from lipcert.cli.common import emit, progress
+        from lipcert.cli.compare import say
         from lipcert.experiments.reproduce import reproduce
+        from lipcert.files import write_text
+        from lipcert.jobs import open_workers
         from lipcert.reports.paper_latex import latex_table
-        from lipcert.reports.paper_layout import markdown
-        from lipcert.training.checkpoint import write_atomically
+        from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 
         out = Path("runs/reproduce") / self.table if self.out is None else self.out
-
-        def say(words: str) -> None:
-            print(f"{self.table} at scale {self.scale}: {words}", file=sys.stderr, flush=True)
-
-        record = reproduce(settings, out, parallel=self.jobs, say=say, show=progress(out))
+        title = f"{self.table} at scale {self.scale}"
+        with open_workers(self.jobs, self.cluster, out) as workers, progress("training steps") as show:
+            record = reproduce(settings, out, workers, say=say(title), show=show, restart=self.restart)
         for name, content in (("table.md", markdown(record)), ("table.tex", latex_table(record))):
-            write_atomically(out / name, partial(Path.write_text, data=content, encoding="utf-8"))
-        if self.json:
-            print(json.dumps(record, indent=2))
-        else:
-            print_record(record, out)
+            write_text(out / name, content)
+        notes = [fill(note, 80, subsequent_indent="  ") for note in footnotes(record)]
+        files = f"As Markdown, LaTeX and JSON: {out}/table.md, .tex, .json"
+        emit(record, self.json, *rich_tables(record), *notes, files)
         return 0
 
     def settings(self) -> Settings:
@@ -72,60 +72,11 @@ class Reproduce:
         from typing import cast, get_args
 
         from lipcert.errors import one_of, positive_int
-        from lipcert.experiments.scales import ScaleName, Settings, TableName, scale_of
+        from lipcert.experiments.paper import PAPER
+        from lipcert.experiments.scales import ScaleName, Settings, scale_of
 
-        table = cast(TableName, one_of("TABLE", self.table, get_args(TableName)))
+        table = one_of("TABLE", self.table, PAPER.tables)
         scale = cast(ScaleName, one_of("--scale", self.scale, get_args(ScaleName)))
         seeds = scale_of(table, scale).seeds if self.seeds is None else positive_int("--seeds", self.seeds)
         positive_int("--jobs", self.jobs)
         return Settings(table, scale, seeds, None if self.data_root is None else str(self.data_root))
-
-
-def progress(out: Path) -> Callable[[Sequence[Job], Callable[[], None]], None]:
-    """Shows the steps that the jobs have taken while they run: they report whole epochs."""
-
-    def show(jobs: Sequence[Job], run: Callable[[], None]) -> None:
-        from threading import Event, Thread
-
-        from lipcert.cli.certify import progress_bar
-        from lipcert.experiments.budget import steps_done, steps_of
-
-        total, finished = sum(steps_of(job.config) for job in jobs), Event()
-        with progress_bar("steps") as update:
-
-            def watch() -> None:
-                while not finished.wait(1):
-                    update(steps_done(out, jobs), total)
-
-            update(steps_done(out, jobs), total)
-            watcher = Thread(target=watch, daemon=True)
-            watcher.start()
-            try:
-                run()
-            finally:
-                finished.set()
-                watcher.join()
-
-    return show
-
-
-def print_record(record: dict[str, Any], out: Path) -> None:
-    from textwrap import fill
-
-    from rich.console import Console
-
-    from lipcert.reports.paper_layout import footnotes, rich_tables
-
-    console = Console()
-    for table in rich_tables(record):
-        console.print(table)
-    for note in footnotes(record):
-        console.print(
-            fill(note, min(console.width, 80), subsequent_indent="  "),
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-    console.print(
-        f"As Markdown, LaTeX and JSON: {out}/table.md, .tex, .json", highlight=False, markup=False, soft_wrap=True
-    )

@@ -14,9 +14,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from lipcert.data import idx
 from lipcert.data.catalog import Entry
 from lipcert.data.files import LARGEST_FILE, check_size
+from lipcert.data.readers import has_idx
 from lipcert.errors import DataNotFound
 
 SHARE = Path("/usr/share")
@@ -28,7 +28,7 @@ def installed(known: Entry, share: Path = SHARE) -> Path | None:
     """The folder in which a distribution's package put the idx files, if it did."""
     for pattern in known.installed:
         for folder in sorted(share.glob(pattern)):
-            if folder.is_dir() and idx.recognizes(path.name for path in folder.iterdir()):
+            if folder.is_dir() and has_idx(path.name for path in folder.iterdir()):
                 return folder
     return None
 
@@ -49,7 +49,8 @@ def download(known: Entry, folder: Path, progress: Callable[[int, int], object])
             raise DataNotFound(f"{url} cannot be reached ({reason}). {cure(known)}") from error
     if known.archive is not None:
         kind, expected = known.archive
-        found = hashlib.new(kind, target.read_bytes(), usedforsecurity=kind != "md5").hexdigest()
+        with target.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=kind != "md5")).hexdigest()
         if found != expected:
             raise ValueError(f"{url}: expected {kind} {expected[:12]}…, got {found[:12]}…. {cure(known)}")
     return target if len(known.urls) == 1 else folder

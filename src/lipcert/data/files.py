@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import tarfile
 import zipfile
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from lipcert.errors import DataNotFound
 
@@ -25,16 +25,10 @@ LARGEST_FILE, LARGEST_ARRAY = 2 << 30, 64 << 30
 RATIO, SLACK = 200, 64 << 20
 DEPTH = 6  # folders below the one that was named; tiny-imagenet-200 needs four
 DAMAGE = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    gzip.BadGzipFile,
-    RuntimeError,
-    IndexError,
-    OverflowError,
-    MemoryError,
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile),
+    *(RuntimeError, IndexError, OverflowError, MemoryError),
 )
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -45,19 +39,23 @@ class Files:
     names: tuple[str, ...]
     read: Callable[[str], bytes]
 
-    def ending(self, name: str) -> str:
-        """The one name whose last part is ``name``; the shallowest if there are several."""
+    def has(self, *names: str) -> bool:
+        """Whether there is a file with one of these names, in any folder."""
+        return any(name.rsplit("/", 1)[-1] in names for name in self.names)
+
+    def find(self, name: str) -> tuple[bytes, str]:
+        """Return the content of the file called ``name``, the shallowest if there are several, and where it is."""
         found = sorted((n for n in self.names if n.rsplit("/", 1)[-1] == name), key=lambda n: (n.count("/"), n))
         if not found:
             raise DataNotFound(
                 f"{self.path}: expected a file {name}; got none. The copy is incomplete: fetch it again."
             )
-        return found[0]
+        return self.read(found[0]), f"{self.path}: {found[0]}"
 
 
 @contextmanager
 def open_files(path: Path) -> Iterator[Files]:
-    """The files under a folder or inside a .tar, .tar.gz or .zip."""
+    """Open a folder, a .tar, a .tar.gz or a .zip."""
     if path.is_dir():
         yield Files(path, tuple(sorted(_walk(path))), lambda name: _read_plain(path / name))
     elif not path.exists():
@@ -69,12 +67,13 @@ def open_files(path: Path) -> Iterator[Files]:
             members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
             yield Files(path, tuple(sorted(members)), lambda name: _read_member(path, archive, members[name]))
     else:
-        contents = _read_tar(path)
-        yield Files(path, tuple(sorted(contents)), contents.__getitem__)
+        content, places = _read_tar(path)
+        yield Files(path, tuple(sorted(places)), lambda name: content[places[name]])
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    with damaged(path):
+    """Open a zip archive whose members are stored or deflated."""
+    with name_damage(path):
         archive = zipfile.ZipFile(path)
     for info in archive.infolist():
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -86,16 +85,12 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 @contextmanager
-def damaged(path: Path | str) -> Iterator[None]:
-    """Whatever a library says about broken bytes, as one ValueError that names the file."""
+def name_damage(path: Path | str) -> Iterator[None]:
+    """Turn whatever a library says about broken bytes into one ValueError that names the file."""
     try:
         yield
     except (*DAMAGE, OSError) as error:
-        if (
-            isinstance(error, OSError)
-            and not isinstance(error, gzip.BadGzipFile)
-            and error.errno not in (None, errno.EINVAL)
-        ):
+        if isinstance(error, OSError) and not isinstance(error, DAMAGE) and error.errno not in (None, errno.EINVAL):
             raise  # the disk, not the file
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path}: expected a whole file; got a damaged one ({reason}). Fetch it again.") from error
@@ -115,16 +110,14 @@ def _walk(path: Path) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         raise error
 
-    seen: set[tuple[int, int]] = set()
+    seen: set[Path] = set()
     for folder, below, files in os.walk(path, followlinks=True, onerror=refuse):
-        relative, here = Path(folder).relative_to(path), Path(folder).stat()
-        if (here.st_dev, here.st_ino) in seen:  # a link back to a folder that was read already
+        relative, here = Path(folder).relative_to(path), Path(folder).resolve()
+        again = here in seen  # by a link back to a folder that was read already
+        seen.add(here)
+        if again or len(relative.parts) >= DEPTH:
             below.clear()
-            continue
-        seen.add((here.st_dev, here.st_ino))
-        if len(relative.parts) >= DEPTH:
-            below.clear()
-        yield from ((relative / file).as_posix() for file in files)
+        yield from ((relative / file).as_posix() for file in files if not again)
 
 
 def _read_plain(path: Path) -> bytes:
@@ -136,50 +129,28 @@ def _read_plain(path: Path) -> bytes:
 
 def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     check_size(f"{path}: {info.filename}", info.file_size, info.compress_size)
-    with damaged(f"{path}: {info.filename}"), archive.open(info) as member:
-        return member.read()
+    with name_damage(f"{path}: {info.filename}"):
+        return archive.read(info)
 
 
-class _Bounded:
-    """A stream that refuses to give more than ``limit`` bytes: tar headers declare sizes of their own."""
-
-    def __init__(self, path: Path, stream: BinaryIO, limit: int) -> None:
-        self.path, self.stream, self.left, self.limit = path, stream, limit, limit
-
-    def read(self, size: int) -> bytes:
-        piece = self.stream.read(size)
-        self.left -= len(piece)
-        if self.left < 0:
-            raise ValueError(
-                f"{self.path}: expected at most {self.limit:,} bytes once decompressed; got more. "
-                "Not a data set lipcert reads: check the file."
-            )
-        return piece
-
-
-def _read_tar(path: Path) -> dict[str, bytes]:
-    size = path.stat().st_size
-    contents = {}
-    with damaged(path), path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
+def _read_tar(path: Path) -> tuple[bytes, dict[str, slice]]:
+    """Return the unpacked archive, and where in it each file is."""
+    limit = min(LARGEST_FILE, SLACK + RATIO * path.stat().st_size)
+    with name_damage(path), path.open("rb") as raw:
+        packed = raw.read(2) == GZIP
         raw.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
-        bounded = _Bounded(path, stream, min(LARGEST_FILE, SLACK + RATIO * size))
+        content = (gzip.GzipFile(fileobj=raw) if packed else raw).read(limit + 1)
+        check_size(path, len(content), largest=limit)  # tar headers declare sizes of their own, within this one
         try:
-            with tarfile.open(fileobj=cast(BinaryIO, bounded), mode="r|") as archive:
-                for member in archive:
-                    if member.issparse():  # its holes take no space in the file
-                        raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
-                    content = archive.extractfile(member) if member.isreg() else None
-                    if content is not None:
-                        contents[member.name.removeprefix("./")] = content.read()
-            while bounded.read(1 << 20):  # gzip's check value comes last
-                pass
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+                members = [member for member in archive if member.isreg()]
         except tarfile.ReadError:
-            if contents:
-                raise
             raise ValueError(
                 f"{path}: expected a folder, a .tar, .tar.gz or .zip archive or an .npz file; got another kind of "
                 "file, or one cut short. Name the folder that holds it, or the archive as it was downloaded."
             ) from None
-    return contents
+    for member in members:
+        if member.issparse():  # its holes take no space in the file
+            raise ValueError(f"{path}: {member.name!r:.80} is a sparse file. Pack the archive again.")
+    places = {m.name.removeprefix("./"): slice(m.offset_data, m.offset_data + m.size) for m in members}
+    return content, places

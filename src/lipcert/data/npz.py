@@ -1,16 +1,30 @@
-"""Any ``.npz`` file: images and labels under the usual names, read without pickle and within declared sizes.
+"""``.npz`` files: images and labels under the usual names, and the prepared form of a data set.
 
 Images are uint8, (N, H, W), (N, C, H, W) or (N, H, W, C) with C = 1 or 3; labels integers (N,) or (N, 1). Names:
 ``x_train y_train x_test y_test``, ``train_images train_labels test_images test_labels``, or one set, ``images
 labels`` or ``x y``, which is read as a test set and refused as a training set; optionally ``classes``.
+
+An array that is stored without compression is mapped into memory, not read, so that it may be larger than memory.
+The prepared form is such a file, with ``sha256``, one line for each split, against which it is checked when it is
+read. It is written under a temporary name in the same folder, flushed to the disk and renamed: a reader finds the
+old file or the new one, never a part of either.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
+import mmap
+import os
+import secrets
+import shutil
+import struct
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -19,17 +33,20 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from lipcert.data.dataset import ImageData, Split, image_data
-from lipcert.data.files import LARGEST_ARRAY, check_size, damaged, open_zip
+from lipcert.data.dataset import ImageData, Split, image_data, labels_as_bytes, require_seen, sha256_of
+from lipcert.data.files import LARGEST_ARRAY, check_size, name_damage, open_zip
 from lipcert.errors import DataNotFound
 
 SPLIT_NAMES = (("x_{}", "y_{}"), ("X_{}", "y_{}"), ("{}_images", "{}_labels"), ("images_{}", "labels_{}"))
 WHOLE_NAMES = (("images", "labels"), ("x", "y"), ("X", "y"))
 CLASS_NAMES = ("classes", "class_names", "label_names")
+MOST_CLASSES = 1 << 20
+Blocks = tuple[tuple[int, ...], Iterable[NDArray[np.uint8]], NDArray[Any]]  # shape, images, labels
+ELSEWHERE = "choose another folder with --root or LIPCERT_DATA"
 
 
 class Arrays:
-    """The arrays of an open ``.npz`` file, each read when asked for."""
+    """The arrays of an open ``.npz`` file, each read or mapped when asked for."""
 
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self.path, self.archive = path, archive
@@ -41,21 +58,43 @@ class Arrays:
                 f"{self.path}: expected an array {name}; got {sorted(self.names)}. Fetch or save it again."
             )
         info, where = self.names[name], f"{self.path}: {name}"
-        check_size(where, info.file_size, info.compress_size, largest=LARGEST_ARRAY)
+        check_size(where, info.file_size, info.compress_size, largest=max(LARGEST_ARRAY, info.compress_size))
         try:
-            with damaged(where), self.archive.open(info) as member:
+            with name_damage(where), self.archive.open(info) as member:
                 version = npy.read_magic(member)
                 header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, _, dtype = header(member)
-                if not dtype.hasobject:  # an empty item counts as a byte: there may be 10¹² of them
-                    check_size(where, math.prod(shape) * max(1, dtype.itemsize), largest=info.file_size)
-            with damaged(where), self.archive.open(info) as member:
-                return np.asarray(npy.read_array(member, allow_pickle=False))
+                shape, fortran, dtype = header(member)
+                # An empty item counts as a byte: there may be 10¹² of them.
+                check_size(where, math.prod(shape) * max(1, dtype.itemsize), largest=info.file_size)
+                content: mmap.mmap | bytes = self._mapping
+                if info.compress_type == zipfile.ZIP_STORED:
+                    offset = self._start(info) + member.tell()
+                    while "sha256" not in self.names and member.read(1 << 20):
+                        pass  # the zip's check value comes last
+                else:
+                    content, offset = member.read(), 0
+                flat = np.frombuffer(content, dtype, math.prod(shape), offset)  # refuses objects
+                return flat.reshape(shape, order="F" if fortran else "C")
         except (ValueError, SyntaxError, TypeError, LookupError, RecursionError, TokenError) as error:
             if str(error).startswith(where):
                 raise
             reason = " ".join(str(error).split())[:120]
             raise ValueError(f"{where}: expected a plain array; got one that cannot be read ({reason}).") from error
+
+    @cached_property
+    def _mapping(self) -> mmap.mmap:
+        """The whole file. Writing to it changes the memory of this process only."""
+        with self.path.open("rb") as file:
+            if sys.platform != "linux":
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            # Without MAP_NORESERVE, which Python names from 3.13 on, Linux refuses more than there is memory.
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+            return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def _start(self, info: zipfile.ZipInfo) -> int:
+        """Where the bytes of a stored member begin: after its header, its name and its extra field."""
+        name, extra = struct.unpack_from("<HH", self._mapping, info.header_offset + 26)
+        return int(info.header_offset + 30 + name + extra)
 
 
 @contextmanager
@@ -67,24 +106,28 @@ def open_npz(path: Path) -> Iterator[Arrays]:
 
 
 def read(path: Path, split: Split) -> ImageData:
-    """One split of any ``.npz`` file."""
+    """Return one split of any ``.npz`` file, checked against its sha256 if the file has it."""
     with open_npz(path) as arrays:
         names = _names(arrays, split)
         images, labels = _images(arrays.read(names[0]), path), _labels(arrays.read(names[1]), path)
-        classes = _classes(arrays, labels)
+        classes = _classes(arrays, labels, split)
+        lines = [str(line).split() for line in arrays.read("sha256").ravel()] if "sha256" in arrays.names else None
     if len(images) != len(labels):
         raise ValueError(f"{path}: expected one label an image; got {len(images)} images and {len(labels)} labels.")
-    return image_data(images, labels, classes, path.stem, split)
+    data = image_data(images, labels, classes, path.stem, split)
+    if lines is not None and [split, data.sha256.images, data.sha256.labels] not in lines:
+        raise ValueError(
+            f"{path}: expected the sha256 recorded in it for {split}; got another. The file is damaged: "
+            "prepare it again (lipcert data get or lipcert data prepare)."
+        )
+    return data
 
 
 def _names(arrays: Arrays, split: Split) -> tuple[str, str]:
-    for pair in SPLIT_NAMES:
-        images, labels = (name.format(split) for name in pair)
+    pairs = [(images.format(split), labels.format(split)) for images, labels in SPLIT_NAMES]
+    for images, labels in (*pairs, *WHOLE_NAMES):
         if images in arrays.names and labels in arrays.names:
-            return images, labels
-    for images, labels in WHOLE_NAMES:
-        if images in arrays.names and labels in arrays.names:
-            if split == "train":
+            if split == "train" and (images, labels) in WHOLE_NAMES:
                 raise ValueError(
                     f"{arrays.path}: expected x_train and y_train; got one set, {images} and {labels}, which is "
                     "read as a test set only. Save x_train, y_train, x_test and y_test to train on it."
@@ -97,6 +140,13 @@ def _names(arrays: Arrays, split: Split) -> tuple[str, str]:
 
 
 def _images(images: NDArray[Any], path: Path) -> NDArray[np.uint8]:  # (N, C, H, W)
+    first, last = images.ndim == 4 and images.shape[1] in (1, 3), images.ndim == 4 and images.shape[3] in (1, 3)
+    if images.ndim != 3 and first == last:
+        table = " A table of numbers is no data set of images: train on it from Python." if images.ndim == 2 else ""
+        raise ValueError(
+            f"{path}: expected images (N, H, W), (N, C, H, W) or (N, H, W, C) with C = 1 or 3; got {images.shape}."
+            f"{table or ' Save it again in one of these shapes.'}"
+        )
     if images.dtype != np.uint8:
         raise ValueError(
             f"{path}: expected uint8 images; got {images.dtype}. Save round(255·x) as uint8, so that it is clear "
@@ -104,12 +154,6 @@ def _images(images: NDArray[Any], path: Path) -> NDArray[np.uint8]:  # (N, C, H,
         )
     if images.ndim == 3:
         return images[:, None]
-    first, last = images.ndim == 4 and images.shape[1] in (1, 3), images.ndim == 4 and images.shape[3] in (1, 3)
-    if first == last:
-        raise ValueError(
-            f"{path}: expected images (N, H, W), (N, C, H, W) or (N, H, W, C) with C = 1 or 3; got {images.shape}. "
-            "Save it again in one of these shapes."
-        )
     return images if first else images.transpose(0, 3, 1, 2)
 
 
@@ -123,19 +167,83 @@ def _labels(labels: NDArray[Any], path: Path) -> NDArray[np.integer]:
     return labels
 
 
-def _classes(arrays: Arrays, labels: NDArray[np.integer]) -> tuple[str, ...]:
+def _classes(arrays: Arrays, labels: NDArray[np.integer], split: Split) -> tuple[str, ...]:
     """The saved names, or the numbers up to the largest label of any split."""
-    for name in CLASS_NAMES:
-        if name in arrays.names:
-            names = arrays.read(name).ravel()
-            if len(names) > 1 << 20:
-                raise ValueError(f"{arrays.path}: expected names of classes; got {len(names):,} of them.")
-            return tuple(str(label) for label in names)
-    others = [name.format(split) for _, name in SPLIT_NAMES for split in ("train", "test")]
-    every = [labels, *(_labels(arrays.read(name), arrays.path) for name in others if name in arrays.names)]
-    largest = max(int(values.max(initial=0)) for values in every)
-    if largest >= 1 << 20:
+    every: dict[str, NDArray[np.integer]] = {split: labels}
+    for other, (_, name) in itertools.product(("train", "test"), SPLIT_NAMES):
+        if other not in every and name.format(other) in arrays.names:
+            every[other] = _labels(arrays.read(name.format(other)), arrays.path)
+    if split == "test" and "train" in every:
+        require_seen(arrays.path, every["train"].tolist(), labels.tolist())
+    saved = next((arrays.read(name).ravel() for name in CLASS_NAMES if name in arrays.names), None)
+    count = max(int(values.max(initial=0)) for values in every.values()) + 1 if saved is None else len(saved)
+    if count > MOST_CLASSES:
         raise ValueError(
-            f"{arrays.path}: expected labels numbered from 0; got {largest}. Number the classes again."
+            f"{arrays.path}: expected classes numbered from 0; got {count:,} of them. Number the classes again."
         )
-    return tuple(str(number) for number in range(largest + 1))
+    return tuple(map(str, range(count) if saved is None else saved))
+
+
+def save(path: Path, splits: Mapping[str, ImageData]) -> None:
+    """Replace the file at ``path`` by the prepared form of these splits, atomically."""
+    blocks = {
+        split: ((len(data), *data.image_shape), data.blocks(), data.labels.numpy())
+        for split, data in splits.items()
+    }
+    write(path, next(iter(splits.values())).classes, blocks)
+
+
+def write(
+    path: Path,
+    classes: tuple[str, ...],
+    splits: Mapping[str, Blocks],
+) -> None:
+    """Replace the file at ``path`` by a prepared data set, atomically.
+
+    Args:
+        path: the ``.npz`` file.
+        classes: the names of the classes.
+        splits: for each split the shape of its images, (N, C, H, W), the images in blocks, and the labels. The
+            blocks are written as they come, so the images need not fit into memory.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    arrays: dict[str, NDArray[Any]] = {"classes": np.array(classes)}
+    lines = []
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                for split, (shape, blocks, labels) in splits.items():
+                    digest = hashlib.sha256()
+                    with archive.open(f"{split}_images.npy", "w", force_zip64=True) as member:
+                        about = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                        npy.write_array_header_1_0(member, about)
+                        for block in blocks:
+                            content = np.ascontiguousarray(block).data
+                            member.write(content)
+                            digest.update(content)
+                    narrow = arrays[f"{split}_labels"] = labels_as_bytes(labels, len(classes))
+                    lines.append(f"{split} {digest.hexdigest()} {sha256_of([narrow])}")
+                for name, array in {**arrays, "sha256": np.array(lines)}.items():
+                    with archive.open(f"{name}.npy", "w") as member:
+                        npy.write_array(member, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        if error.filename not in (None, str(part), str(path), str(path.parent)):
+            raise  # from the source of the blocks
+        reason = f"{error.strerror or error}; nothing was changed. Free some space or {ELSEWHERE}"
+        raise OSError(error.errno, reason, str(path)) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def check_room(path: Path, size: int) -> None:
+    """Refuse before a long download what cannot be written after it."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{path.parent}: expected a folder that can be written; got none; {ELSEWHERE}.")
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise ValueError(f"{path.parent}: expected {size:,} bytes free; got {free:,}; {ELSEWHERE}.")

@@ -7,20 +7,20 @@ Four phases, each stored when done: the cost of a step (cost.json), the learning
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lipcert.certified.freeze import freeze
-from lipcert.data.dataset import ImageData
 from lipcert.data.registry import load_data
-from lipcert.experiments.cost import inference_seconds, step_seconds
-from lipcert.experiments.plan import Comparison, Job, Key, finals, slug, sweep
-from lipcert.experiments.results import RADII, RunResult, Spread, read_run, spread
-from lipcert.experiments.runner import Stage, diverged, run_all
-from lipcert.training.checkpoint import load_model, read_metrics, write_json
+from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
+from lipcert.experiments.cost import inference_seconds, parameters
+from lipcert.experiments.plan import CERTIFY, Job, Show, Stage, diverged, expected, measure, run
+from lipcert.experiments.results import Spread, checked, spread
+from lipcert.files import write_json
+from lipcert.jobs import Workers, open_store
+from lipcert.records import RADII, RunFolder
+from lipcert.runs import Run
 
 CHOSEN_BY = "certified 36/255"  # the field's headline number, on held-out training images
 
@@ -49,171 +49,117 @@ class Row:
 def compare(
     plan: Comparison,
     out: Path,
+    workers: Workers,
     *,
     stages: tuple[Stage, ...],
-    parallel: int = 1,
-    show: Callable[[str, int, int], object] = lambda phase, done, total: None,
+    say: Callable[[str], object],
+    show: Show,
+    restart: bool = False,
 ) -> list[Row]:
-    """Run what is missing in ``out`` and give its table; ``stages`` come after each training of the table."""
-    new = _is_new(plan, out)
-    training = {data: load_data(data, "train", root=_root(plan)) for data in plan.data}
-    if new:  # only now: what is refused writes nothing
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "plan.json", plan.model_dump(mode="json"))
-    cost = _costs(plan, out, training, show)
-    steps = {key: plan.steps(cost[key], len(training[key[0]].labels)) for key in cost}
-    held = {data: min(plan.validation, len(training[data].labels) // 5) for data in plan.data}
-    trials = list(sweep(plan, steps, held))
-    _run("learning rates", trials, out, (), parallel, show)
-    rates = _rates(plan, out, trials)
-    _run("runs", list(finals(plan, steps, rates)), out, stages, parallel, show)
-    rows = finished_rows(plan, out)
-    write_json(out / "comparison.json", [plain(row) for row in rows])
+    """Run what is missing in ``out`` and return its table; ``stages`` come after each training of the table.
+
+    Args:
+        say: told what is left to do and how long it will take, before anything is trained.
+        show: hears how many training steps are done.
+    """
+    both = {data: {s: load_data(data, s, root=plan.data_root) for s in ("train", "test")} for data in plan.data}
+    sizes = {data: {split: len(images) for split, images in splits.items()} for data, splits in both.items()}
+    training = {data: splits["train"] for data, splits in both.items()}
+    settings = plan.model_dump(mode="json")
+    with open_store(out, settings, what="a comparison", restart=restart) as store:
+        keys = [(data, method) for data in plan.data for method in plan.methods]
+        guess = dict.fromkeys(keys, plan.learning_rates[0])
+        costs = measure(store, finals(plan, dict.fromkeys(keys, 1), guess), training, say)
+        del both, training  # the processes read it themselves
+        seconds = {key: costs[key[0], f"{key[1]}_{plan.size}"].step_seconds for key in keys}
+        steps = {key: plan.steps(seconds[key], sizes[key[0]]["train"]) for key in keys}
+        held = {data: min(plan.validation, sizes[data]["train"] // 5) for data in plan.data}
+        stored = store.load("rates.json")
+        trials = [] if stored else sweep(plan, steps, held)
+        everything = [*trials, *finals(plan, steps, guess, stages)]
+        trying = f"{len(trials)} trials of learning rates, then the table; " if trials else ""
+        say(trying + expected(out, everything, costs, sizes, workers.slots))
+        run(trials, out, workers, sizes, show)
+        if trials:
+            stored = _chosen(plan, out, trials)
+            store.save("rates.json", stored)
+        rates = {(row["data"], row["method"]): row["chosen"] for row in stored["rows"]} if stored else guess
+        run(finals(plan, steps, rates, stages), out, workers, sizes, show)
+        rows = finished_rows(plan, out)
+        write_json(out / "comparison.json", [asdict(row) for row in rows])
     return rows
 
 
-def _is_new(plan: Comparison, out: Path) -> bool:
-    """Whether there is no comparison in ``out`` yet; ValueError for one with other settings, or something else."""
-    path, now = out / "plan.json", plan.model_dump(mode="json")
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored != now:
-            changed = sorted(name for name in now if stored.get(name) != now[name])
-            raise ValueError(
-                f"{out} holds a comparison with other settings ({', '.join(changed)}); got changed ones. Continue "
-                "it as it was, or choose another --out."
-            )
-        return False
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out must be new, empty or a comparison; got {out}, which is none. Choose another.")
-    return True
-
-
-def _root(plan: Comparison) -> Path | None:
-    return None if plan.data_root is None else Path(plan.data_root)
-
-
-def _costs(
-    plan: Comparison, out: Path, training: dict[str, ImageData], show: Callable[[str, int, int], object]
-) -> dict[Key, float]:
-    path = out / "cost.json"
-    if not path.is_file():
-        show("cost of a step", 0, 1)
-        configs = {
-            (data, method): (plan.config(data, method, 0.01, 1), training[data])
-            for data in plan.data
-            for method in plan.methods
-        }
-        measured = step_seconds(configs)
-        rows = [{"data": data, "method": method, "step_seconds": s} for (data, method), s in measured.items()]
-        write_json(path, {"threads": 1, "clock": "CPU, minimum of interleaved repeats", "rows": rows})
-        show("cost of a step", 1, 1)
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {(row["data"], row["method"]): row["step_seconds"] for row in rows}
-
-
-def _run(
-    phase: str,
-    jobs: list[Job],
-    out: Path,
-    stages: tuple[Stage, ...],
-    parallel: int,
-    show: Callable[[str, int, int], object],
-) -> None:
-    done = 0
-
-    def tick(job: Job) -> None:
-        nonlocal done
-        done += 1
-        show(phase, done, len(jobs))
-
-    show(phase, 0, len(jobs))
-    run_all(jobs, out, stages=stages, parallel=parallel, show=tick)
-
-
-def _rates(plan: Comparison, out: Path, trials: list[Job]) -> dict[Key, float]:
-    """The learning rate of each method with the best held-out certified accuracy; the smaller one of a tie."""
-    if not trials:
-        return {(data, method): plan.learning_rates[0] for data in plan.data for method in plan.methods}
+def _chosen(plan: Comparison, out: Path, trials: list[Job]) -> dict[str, Any]:
+    """rates.json: for each method the rate with the best held-out certified accuracy, the smaller one of a tie."""
     scores: dict[Key, dict[float, float]] = {}
     for job in trials:
         method = job.config.model.removesuffix(f"_{plan.size}")
-        folder = out / job.name
-        score = -1.0 if diverged(folder) else read_metrics(folder)[-1][CHOSEN_BY]
+        score = -1.0 if diverged(out, job) else RunFolder(out / job.name).metrics[-1][CHOSEN_BY]
         scores.setdefault((job.config.data, method), {})[job.config.learning_rate] = score
-    rates = {key: max(sorted(tried), key=lambda rate: tried[rate]) for key, tried in scores.items()}
     rows = [
-        {"data": data, "method": method, "chosen": rates[data, method], CHOSEN_BY: tried}
+        {"data": data, "method": method, "chosen": max(sorted(tried), key=tried.__getitem__), CHOSEN_BY: tried}
         for (data, method), tried in scores.items()
     ]
-    write_json(out / "rates.json", {"validation": True, "rows": rows})
-    return rates
+    return {"validation": True, "rows": rows}
 
 
 def finished_rows(plan: Comparison, out: Path) -> list[Row]:
     """The rows of what is finished; inference is measured once, all methods of a data set side by side."""
-    cost = {
-        (row["data"], row["method"]): row["step_seconds"]
-        for row in json.loads((out / "cost.json").read_text(encoding="utf-8"))["rows"]
-    }
+    costs = {(row["data"], row["model"]): row["step_seconds"] for row in _json(out / "cost.json")["rows"]}
+    nothing = {(data, method): 1 for data in plan.data for method in plan.methods}
+    jobs = finals(plan, nothing, dict.fromkeys(nothing, 1.0), (CERTIFY,))  # for their names
     rows = []
     for data in plan.data:
-        folders = {
-            method: [out / f"runs/{slug(data)}-{method}-{seed}" for seed in range(plan.seeds)]
-            for method in plan.methods
+        runs = {
+            method: [job for job in jobs if job.key == (data, f"{method}_{plan.size}")] for method in plan.methods
         }
         done = {
-            method: [folder for folder in runs if (folder / "certified.jsonl").is_file()]
-            for method, runs in folders.items()
+            method: [out / job.name for job in mine if not diverged(out, job) and not any(job.missing(out))]
+            for method, mine in runs.items()
         }
-        test = load_data(data, "test", root=_root(plan))
-        finished = [method for method, runs in done.items() if runs]
-        stored = out / f"inference-{slug(data)}.json"
-        inference = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-        if set(inference) != set(finished):
-            frozen = {method: freeze(load_model(done[method][0])) for method in finished}
-            inference = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
-            write_json(stored, inference)
-        for method in finished:
-            results = [read_run(folder) for folder in done[method]]
-            config = json.loads((done[method][0] / "config.json").read_text(encoding="utf-8"))
+        done = {method: folders for method, folders in done.items() if folders}
+        inference = _inference(plan, data, {method: folders[0] for method, folders in done.items()}, out)
+        for method, folders in done.items():
+            results = [checked(folder) for folder in folders]
+            config = results[0].settings
+            attacks = [{row.eps: row for row in run.attacked.rows} if run.attacked else {} for run in results]
+            names = [eps for eps in attacks[0] if all(eps in attack for attack in attacks)]
             rows.append(
                 Row(
                     data=data,
                     method=method,
-                    learning_rate=config["learning_rate"],
-                    steps=config["steps"],
+                    learning_rate=config.learning_rate,
+                    steps=results[0].record.steps,
                     seeds=len(results),
-                    diverged=sum(diverged(folder) for folder in folders[method]),
-                    natural=spread([result.natural for result in results]),
-                    certified={name: spread([result.certified[name] for result in results]) for name in RADII},
-                    attacked=_attacked(results),
-                    attacked_natural=_attacked_natural(results),
-                    attack_examples=min(
-                        (r.examples for result in results for r in result.attacked.values()), default=0
-                    ),
-                    parameters=results[0].parameters,
-                    step_seconds=cost[data, method],
+                    diverged=sum(diverged(out, job) for job in runs[method]),
+                    natural=spread([run.natural for run in results]),
+                    certified={
+                        name: spread([run.certified(eps) for run in results]) for name, eps in RADII.items()
+                    },
+                    attacked={name: spread([attack[name].attacked for attack in attacks]) for name in names},
+                    attacked_natural=spread([attack[names[0]].natural for attack in attacks]) if names else None,
+                    attack_examples=min((row.examples for attack in attacks for row in attack.values()), default=0),
+                    parameters=parameters(results[0].spec),
+                    step_seconds=costs[data, f"{method}_{plan.size}"],
                     inference_seconds=inference[method],
-                    peak_bytes=max(result.peak_bytes for result in results),
+                    peak_bytes=max(run.record.peak_bytes for run in results),
                 )
             )
     return rows
 
 
-def _attacked(results: list[RunResult]) -> dict[str, Spread]:
-    names = list(dict.fromkeys(chain.from_iterable(result.attacked for result in results)))
-    return {
-        name: spread([result.attacked[name].attacked for result in results])
-        for name in names
-        if all(name in result.attacked for result in results)
-    }
+def _inference(plan: Comparison, data: str, folders: Mapping[str, Path], out: Path) -> dict[str, float]:
+    """CPU seconds of a batch for the frozen network of each method."""
+    path = out / f"inference-{slug(data)}.json"
+    stored = _json(path) if path.is_file() else {}
+    if set(stored) != set(folders):
+        frozen = {method: Run(folder).frozen() for method, folder in folders.items()}
+        test = load_data(data, "test", root=plan.data_root)
+        stored = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
+        write_json(path, stored)
+    return dict(stored)
 
 
-def _attacked_natural(results: list[RunResult]) -> Spread | None:
-    firsts = [next(iter(result.attacked.values())).natural for result in results if result.attacked]
-    return spread(firsts) if len(firsts) == len(results) else None
-
-
-def plain(row: Row) -> dict[str, Any]:
-    return asdict(row)
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,144 +1,228 @@
-"""What a comparison trains, without torch: methods × data × seeds, each method at its own best learning rate.
+"""What compare and reproduce share: run folders to fill, what that costs, and how it is done and continued.
 
-The budget is CPU time, but a run is a number of *steps*: the cost of a step is measured once, side by side for all
-methods, stored, and divided into the budget. So a run that was killed continues with the very same steps, and
-the table does not depend on what else the machine was doing.
+A job is one run folder: a training, then stages such as ``lipcert certify``, each a process. What is done is not
+done again, and a training that stopped half-way is resumed bit for bit. Costs are measured once on this machine and
+stored, so that the time can be told before anything starts. Logs and configs are in ``jobs/``, so that ``runs/``
+holds run folders and nothing else. Importing this loads no torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from lipcert.files import write_json
+from lipcert.jobs import KEPT, Store, Workers, call, locked_log
+from lipcert.records import RunFolder
+from lipcert.training.config import TrainConfig
 
-from lipcert.training.config import Augmentation, TrainConfig
+if TYPE_CHECKING:
+    from lipcert.data.dataset import ImageData
 
-METHODS = (
-    "sn_surrogate",
-    "cpl_surrogate",
-    "aol",
-    "sll",
-    "sll_shifted",
-    "sll_surrogate",
-    "rescaled",
-    "orthogonal",
-)
+START = 4.0  # CPU seconds to start a process
+PASSES = {"autoattack": 5000.0, "pgd": 800.0, "quick": 150.0}
+"""Forward passes that cost as much as one test image attacked at all radii."""
+
+Key = tuple[str, str]  # data, model
+Sizes = Mapping[str, Mapping[str, int]]  # by data set and split
 
 
-class Comparison(BaseModel):
-    """What decides the training of a comparison; the same settings continue it, others need another folder."""
+class Show(Protocol):
+    """Hears how many steps are done of how many, and now and then something to write into a log."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    def __call__(self, done: int, total: int | None, note: str = "", *, log: bool = False) -> None: ...
 
-    methods: tuple[str, ...] = METHODS
-    """The first part of a model's name; `lipcert models` lists them."""
-    size: str = "tiny"
-    """The last part of a model's name: one architecture family for all methods."""
-    data: tuple[str, ...] = ("digits",)
-    """Data sets from `lipcert data list`, or paths."""
-    data_root: str | None = None
-    """Where prepared data live; None for the default."""
-    seconds: float | None = Field(default=None, gt=0)
-    """CPU seconds of one thread for each run; 60, unless epochs are given."""
-    epochs: int | None = Field(default=None, ge=1)
-    """Train so many epochs instead: equal steps, not equal time."""
-    seeds: int = Field(default=3, ge=1)
-    """Runs of each method, with seeds 0, 1, …"""
-    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
-    """Tried for each method on held-out training images; one alone is taken as it is."""
-    sweep_share: float = Field(default=0.5, gt=0, le=1)
-    """Budget of one trial of a learning rate, as a share of a run's."""
-    validation: int = Field(default=5000, ge=1)
-    """Training images held out in those trials, at most a fifth of them."""
-    batch_size: int = Field(default=256, ge=1)
-    schedule: Literal["triangular", "linear"] = "linear"
-    """Of the learning rate, see `lipcert train --help`."""
-    offset: float = Field(default=2**-0.5, ge=0)
-    """The margin that the cross entropy asks for."""
-    augment: Augmentation = "none"
 
-    @field_validator("methods", "data", "learning_rates")
-    @classmethod
-    def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
-        if not value or len(set(value)) < len(value):
-            raise ValueError(f"expected at least one, each once; got {list(value)}")
-        return value
+class Failed(ValueError):
+    """A process of a run ended with an error that is not a result: exit code 2, like any other bad input."""
 
-    @field_validator("learning_rates")
-    @classmethod
-    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 < rate < math.inf for rate in value):
-            raise ValueError(f"expected learning rates above 0; got {list(value)}")
-        return value
 
-    @model_validator(mode="after")
-    def _one_budget(self) -> Comparison:
-        if self.seconds is not None and self.epochs is not None:
-            raise ValueError("expected seconds or epochs; got both. Drop one")
-        return self
+@dataclass(frozen=True)
+class Stage:
+    """``lipcert COMMAND RUN FLAGS`` after the training.
 
-    def steps(self, step_seconds: float, images: int) -> int:
-        """How many steps a run takes, from the cost of one and the number of training images."""
-        if self.epochs is not None:
-            return self.epochs * -(-images // self.batch_size)
-        return max(1, int((self.seconds or 60.0) / step_seconds))
+    It costs ``passes`` forward passes of each of the first ``images`` test images (None for all), shared by
+    ``processes``.
+    """
 
-    def config(self, data: str, method: str, learning_rate: float, steps: int, seed: int = 0) -> TrainConfig:
-        """One run, single-threaded, evaluated at its end."""
-        return TrainConfig(
-            model=f"{method}_{self.size}",
-            data=data,
-            data_root=self.data_root,
-            steps=steps,
-            batch_size=self.batch_size,
-            learning_rate=learning_rate,
-            schedule=self.schedule,
-            offset=self.offset,
-            augment=self.augment,
-            evaluate_every=10**9,
-            seed=seed,
-            threads=1,
-        )
+    command: str
+    flags: tuple[str, ...] = ()
+    passes: float = 0.0
+    images: int | None = None
+    processes: int = 1
+    method: str = ""
+    """Of an attack."""
+
+    def finished(self, run: RunFolder) -> bool:
+        files = {"certify": run.certified_file, "audit": run.audit_file, "attack": run.attack_file(self.method)}
+        return files[self.command].is_file()
+
+
+CERTIFY = Stage("certify", passes=1.3)  # the bounds of rounding are the 0.3
+AUDIT = Stage("audit")
+
+
+def attack_stage(method: str, examples: int, *flags: str, processes: int = 1) -> Stage:
+    words = ("--method", method, "--examples", str(examples), *flags, "--jobs", str(processes))
+    return Stage("attack", words, PASSES[method], examples, processes, method)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run folder to fill."""
+    """One run folder to fill, ``name`` below the folder of the experiment."""
 
     name: str
     config: TrainConfig
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.config.data, self.config.model
+
+    def steps(self, sizes: Sizes) -> int:
+        config = self.config
+        return config.steps or config.epochs * -(-sizes[config.data]["train"] // config.batch_size)
+
+    def missing(self, out: Path) -> tuple[bool, list[Stage]]:
+        """Whether it must be trained, and which stages must follow."""
+        if diverged(out, self):
+            return False, []
+        run = RunFolder(out / self.name)
+        trained = run.exists and run.unfinished is None
+        return not trained, [stage for stage in self.stages if not stage.finished(run)]
 
 
-Key = tuple[str, str]  # data, method
+def diverged(out: Path, job: Job) -> bool:
+    """Whether the training ended because its loss became NaN or infinite: a result, not a failure."""
+    return _beside(out, job, "diverged.json").is_file()
 
 
-def sweep(plan: Comparison, steps: Mapping[Key, int], held: Mapping[str, int]) -> Iterator[Job]:
-    """The trials of learning rates, on held-out training images; none where there is nothing to choose."""
-    if len(plan.learning_rates) == 1:
-        return
-    for data in plan.data:
-        for rate in plan.learning_rates:
-            for method in plan.methods:
-                count = max(1, round(steps[data, method] * plan.sweep_share))
-                config = plan.config(data, method, rate, count)
-                yield Job(
-                    f"sweep/{slug(data)}-{method}-{rate:g}", config.model_copy(update={"validation": held[data]})
-                )
+def _beside(out: Path, job: Job, kind: str) -> Path:
+    return out / "jobs" / f"{job.name}.{kind}"
 
 
-def finals(plan: Comparison, steps: Mapping[Key, int], rates: Mapping[Key, float]) -> Iterator[Job]:
-    """The runs of the table; all methods of one seed before the next, so that a part is a fair part."""
-    for data in plan.data:
-        for seed in range(plan.seeds):
-            for method in plan.methods:
-                config = plan.config(data, method, rates[data, method], steps[data, method], seed)
-                yield Job(f"runs/{slug(data)}-{method}-{seed}", config)
+# Costs
 
 
-def slug(data: str) -> str:
-    """A data set's name, or the end of its path, as part of a folder's name."""
-    last = data.replace("\\", "/").rstrip("/").rpartition("/")[2]
-    return "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in last) or "data"
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds of one thread: a training step, and the forward pass of one image in float64."""
+
+    data: str
+    model: str
+    step_seconds: float
+    forward_seconds: float
+
+
+def measure(
+    store: Store, jobs: Sequence[Job], training: Mapping[str, ImageData], say: Callable[[str], object]
+) -> dict[Key, Cost]:
+    """The costs of all networks of the jobs, side by side; those in cost.json are not measured again."""
+    from lipcert.experiments.cost import forward_seconds, step_seconds
+
+    stored = store.load("cost.json") or {"rows": []}
+    costs = {(row["data"], row["model"]): Cost(**row) for row in stored["rows"]}
+    new = {job.key: (job.config, training[job.key[0]]) for job in jobs if job.key not in costs}
+    if new:
+        say(f"measuring what a training step of {len(new)} network{'s' * (len(new) > 1)} costs")
+        steps, forward = step_seconds(new), forward_seconds(new)
+        costs |= {key: Cost(*key, steps[key], forward[key]) for key in new}
+        clock = "CPU, minimum of interleaved repeats; forward: one image in float64"
+        rows = [asdict(cost) for cost in costs.values()]
+        store.save("cost.json", {"threads": 1, "clock": clock, "rows": rows})
+    return costs
+
+
+def expected(out: Path, jobs: Sequence[Job], costs: Mapping[Key, Cost], sizes: Sizes, slots: int) -> str:
+    """What is left to do and how long it will take, in words."""
+    loads, cpu, trainings, stages = [0.0] * slots, 0.0, 0, dict[str, None]()
+    for job in jobs:
+        train, missing = job.missing(out)
+        cost = costs[job.key]
+        seconds, trainings = 0.0, trainings + train
+        if train:
+            seconds += START + (job.steps(sizes) - steps_done(out, job)) * cost.step_seconds
+        clock = seconds
+        for stage in missing:
+            test = sizes[job.config.data]["test"]
+            work = START + stage.passes * min(stage.images or test, test) * cost.forward_seconds
+            seconds, clock = seconds + work, clock + work / stage.processes
+        stages |= dict.fromkeys(stage.command for stage in missing)
+        cpu += seconds
+        loads[loads.index(min(loads))] += clock
+    if not cpu:
+        return "nothing left to run"
+    words = f"{trainings} training{'s' * (trainings != 1)}" + "".join(f", {name}" for name in stages)
+    return f"{words}: about {duration(cpu)} of CPU time, {duration(max(loads))} with {slots} at a time"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:,.1f} hours"
+
+
+def steps_done(out: Path, job: Job) -> int:
+    """Training steps that are saved."""
+    run = RunFolder(out / job.name)
+    return run.record.step if run.exists else 0
+
+
+# Running
+
+
+def run(jobs: Sequence[Job], out: Path, workers: Workers, sizes: Sizes, show: Show) -> None:
+    """Fill the run folders of all jobs. The first failure stops the rest."""
+    steps = {job.name: job.steps(sizes) for job in jobs}
+    waiting = {job.name: job for job in jobs if any(job.missing(out))}
+
+    def update(note: str = "") -> None:
+        taken = sum(steps_done(out, waiting[name]) if name in waiting else steps[name] for name in steps)
+        show(taken, sum(steps.values()), note, log=bool(note))
+
+    def done(job: Job) -> None:
+        del waiting[job.name]
+        end = "diverged" if diverged(out, job) else "done"
+        update(f"{job.name} {end}, {len(jobs) - len(waiting)} of {len(jobs)} runs")
+
+    workers.run(partial(fill, out=out.resolve(), cwd=str(Path.cwd())), list(waiting.values()), done, update)
+
+
+def fill(job: Job, out: Path, cwd: str | None = None) -> None:
+    """Do what is missing of one job."""
+    with locked_log(_beside(out, job, "log")) as log:
+        if job.missing(out)[0]:
+            _train(job, out, log, cwd)
+        for stage in job.missing(out)[1]:
+            code, last = call([stage.command, str(out / job.name), *stage.flags], log, cwd=cwd)
+            if code != 0 or stage in job.missing(out)[1]:
+                raise _failed(job, stage.command, code, last)
+
+
+def _train(job: Job, out: Path, log: TextIO, cwd: str | None) -> None:
+    run, config = RunFolder(out / job.name), _beside(out, job, "config.json")
+    folder = str(run.folder)
+    if run.state_file.is_file():
+        if run.config != job.config.model_dump(mode="json"):
+            raise Failed(f"{folder} holds another run than the planned one. Choose another folder.")
+        words = ["train", "--resume", "--out", folder]
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing was trained yet
+        config.parent.mkdir(parents=True, exist_ok=True)
+        write_json(config, job.config.model_dump())
+        words = ["train", "--config", str(config), "--out", folder]
+    code, last = call(words, log, cwd=cwd)
+    if code == 1:
+        write_json(_beside(out, job, "diverged.json"), {"message": last})
+    elif code != 0 or job.missing(out)[0]:
+        raise _failed(job, "train", code, last)
+
+
+def _failed(job: Job, command: str, code: int, last: str) -> Failed:
+    if code < 0 or code in (130, 143):
+        return Failed(f"{job.name}: lipcert {command} was interrupted (exit code {code}); {KEPT}")
+    return Failed(f"{job.name}: lipcert {command} failed with exit code {code}: {last}")

@@ -6,75 +6,269 @@ command. A killed table continues where it was; finished runs are not repeated, 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lipcert.experiments.accuracies import Show, accuracies
-from lipcert.experiments.paper import PAPER
-from lipcert.experiments.scales import Settings, scaled
-from lipcert.experiments.untrained import architectures, inference
-from lipcert.training.checkpoint import write_json
+from lipcert.data.catalog import CATALOG
+from lipcert.data.dataset import ImageData
+from lipcert.data.registry import load_data
+from lipcert.errors import DataNotFound
+from lipcert.experiments.cost import Times, parameters, time_test_set
+from lipcert.experiments.paper import PAPER, PaperRow
+from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run
+from lipcert.experiments.results import checked, spread
+from lipcert.experiments.scales import Planned, Settings, planned, scale_of, scaled
+from lipcert.jobs import Store, Workers, open_store
+from lipcert.models.presets import model_spec
+from lipcert.records import RADII
 
 FORMAT = "lipcert-reproduce-1"
+CERTIFIED_AT_FULL = 256  # images of the certificate that is timed at full scale: it runs on the CPU
+SIZES = {name: entry.images for name, entry in CATALOG.items()}
+
+
+@dataclass
+class Table:
+    """What a table is made of: its rows, and in words what was scaled and what else to know."""
+
+    columns: tuple[str, ...]
+    rows: list[dict[str, Any]]
+    scaled: list[str]
+    notes: list[str]
 
 
 def reproduce(
     settings: Settings,
     out: Path,
+    workers: Workers,
     *,
-    parallel: int = 1,
-    say: Callable[[str], object] = lambda text: None,
-    show: Show = lambda jobs, run: run(),
+    say: Callable[[str], object],
+    show: Show,
+    restart: bool = False,
 ) -> dict[str, Any]:
     """Run what is missing in ``out``, write table.json and return it.
 
     Args:
-        say: told, before anything is trained, how long it will take.
-        show: called with the jobs and a function that runs them; may show progress meanwhile.
+        say: told what is left to do and how long it will take, before anything is trained.
+        show: hears how many training steps are done.
     """
-    _same_settings(settings, out)
-    paper, changed = PAPER[settings.table], scaled(settings)
-    columns, notes = paper.columns, list(paper.notes)
-    if settings.table == "table3":
-        columns, rows = architectures()
-    elif settings.table == "inference":
-        rows, more = inference(settings, out)
-        changed += more
-    else:
-        rows, more = accuracies(settings, out, parallel, say, show)
-        notes += more
-    record = {
-        "format": FORMAT,
-        "table": settings.table,
-        "scale": settings.scale,
-        "seeds": settings.seeds,
-        "paper": {"number": paper.number, "label": paper.label, "caption": paper.caption},
-        "stubs": list(paper.stubs),
-        "columns": list(columns),
-        "side_by_side": paper.side_by_side,
-        "rows": rows,
-        "scaled": changed,
-        "notes": notes,
-    }
-    write_json(out / "table.json", record)
+    paper = PAPER.tables[settings.table]
+    with open_store(out, asdict(settings), what="a table", restart=restart) as store:
+        if paper.kind == "architectures":
+            table = _architectures(settings)
+        elif paper.kind == "inference":
+            table = _inference(settings, store)
+        else:
+            table = _accuracies(settings, store, workers, say, show)
+        record = {
+            "format": FORMAT,
+            "table": settings.table,
+            "scale": settings.scale,
+            "seeds": settings.seeds,
+            "paper": {"number": paper.number, "label": paper.label, "caption": paper.caption},
+            "stubs": list(paper.stubs),
+            "columns": list(table.columns),
+            "side_by_side": paper.side_by_side,
+            "rows": table.rows,
+            "scaled": scaled(settings) + table.scaled,
+            "notes": PAPER.notes_of(settings.table) + table.notes,
+        }
+        store.save("table.json", record)
     return record
 
 
-def _same_settings(settings: Settings, out: Path) -> None:
-    path, now = out / "plan.json", asdict(settings)
-    if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored != now:
-            changed = ", ".join(name for name in now if stored.get(name) != now[name])
-            raise ValueError(
-                f"{out} holds a table with other settings ({changed}); got changed ones. Continue it as it was, or "
-                "choose another --out."
-            )
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"--out must be new, empty or such a table; got {out}, which is none. Choose another.")
-    else:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(path, now)
+def record_row(
+    data: str, group: str, model: str, paper: PaperRow | None, columns: Sequence[str], **ours: Any
+) -> dict[str, Any]:
+    """A row of table.json: the paper's numbers by column, and ours, which are none unless given."""
+    empty: dict[str, Any] = {"ours": None, "note": "", "seeds": 0, "diverged": 0, "runs": []}
+    return {
+        "data": PAPER.data[data],
+        "group": group,
+        "model": model,
+        "citation": "" if paper is None else paper.citation,
+        "paper": None if paper is None else dict(zip(columns, paper.numbers, strict=True)),
+        **empty,
+        **ours,
+    }
+
+
+# The tables of accuracies
+
+
+def _accuracies(
+    settings: Settings, store: Store, workers: Workers, say: Callable[[str], object], show: Show
+) -> Table:
+    rows = planned(settings)
+    sources = dict.fromkeys(row.source for row in rows if row.jobs)
+    training = {name: images for name in sources if (images := _load(name, "train", settings)) is not None}
+    missing = {
+        name: f"not run: data not prepared (lipcert data get {name})" for name in sources if name not in training
+    }
+    count = sum(len(row.jobs) for row in rows if row.source in training)
+    if workers.local:  # those without a run of their own help with attacks
+        rows = planned(settings, processes=max(1, workers.slots // max(1, count)))
+    jobs = [job for row in rows for job in row.jobs if row.source not in missing]
+    costs: dict[Key, Cost] = {}
+    if settings.scale == "full":
+        hours = paper_seconds(jobs) / 3600
+        say(f"{len(jobs)} trainings: {hours:,.0f} hours by the paper's seconds per epoch, on its GPUs")
+    elif jobs:
+        costs = measure(store, jobs, training, say)
+        say(expected(store.folder, jobs, costs, SIZES, workers.slots))
+    training.clear()  # the processes read it themselves
+    if jobs:
+        run(jobs, store.folder, workers, SIZES, show)
+    made = [_accuracy_row(settings, store.folder, row, costs, missing) for row in rows]
+    paper, notes = PAPER.tables[settings.table], []
+    if any(row["ours"] for row in made):
+        form = "" if paper.varies == "training" else " with exponential scaling (Appendix D),"
+        notes.append(f"Ours: SLL{form} certified in floating point by lipcert certify.")
+    notes += [paper.ours[settings.scale]] if settings.scale in paper.ours else []
+    if paper.kind == "attacked":
+        notes.append("Certified answers are not attacked: no attack can change them.")
+    return Table(paper.columns, made, [], notes)
+
+
+def _load(name: str, split: Literal["train", "test"], settings: Settings) -> ImageData | None:
+    """The images of a data set, or None if it is not prepared."""
+    try:
+        return load_data(name, split, root=settings.data_root)
+    except DataNotFound:
+        return None
+
+
+def paper_seconds(jobs: Sequence[Job]) -> float:
+    """Training time of the jobs on the paper's machine, by Table 1; an epoch of TinyImageNet counts as eight."""
+    seconds = {row.model: row.numbers[-1] or 0.0 for row in _first_table()}
+    return sum(
+        seconds[PAPER.sizes[job.config.model.rpartition("_")[2]]]
+        * job.config.epochs
+        * (8 if job.config.data == "tiny_imagenet" else 1)
+        for job in jobs
+    )
+
+
+def _first_table() -> tuple[PaperRow, ...]:
+    """Rows whose last numbers are parameters (M) and seconds per epoch."""
+    return next(table.rows for table in PAPER.tables.values() if table.columns[-2:] == ("parameters", "seconds"))
+
+
+def _accuracy_row(
+    settings: Settings, out: Path, row: Planned, costs: Mapping[Key, Cost], missing: Mapping[str, str]
+) -> dict[str, Any]:
+    columns = PAPER.tables[settings.table].columns
+    if not row.jobs or row.source in missing:
+        return record_row(row.data, row.group, row.model, row.paper, columns, note=missing.get(row.source, ""))
+    good = [job for job in row.jobs if not diverged(out, job)]
+    values = [_values(settings, out, job, costs) for job in good]
+    ours = {column: asdict(spread([value[column] for value in values])) for column in columns} if values else None
+    return record_row(
+        row.data,
+        row.group,
+        row.model,
+        row.paper,
+        columns,
+        ours=ours,
+        note="" if good else "diverged: the loss became NaN for every seed",
+        seeds=len(good),
+        diverged=len(row.jobs) - len(good),
+        runs=[_commands(job) for job in row.jobs],
+    )
+
+
+def _values(settings: Settings, out: Path, job: Job, costs: Mapping[Key, Cost]) -> dict[str, float]:
+    """The numbers of one run, in the units of the paper's columns."""
+    run = checked(out / job.name)
+    if PAPER.tables[settings.table].kind == "attacked":
+        attack = run.attack_with(job.stages[-1].method)
+        return {row.eps: 100 * row.attacked for row in attack.rows} if attack else {}
+    seconds = run.record.seconds / job.config.epochs
+    if settings.scale != "full":  # measured steps: what else runs on a CPU does not count
+        seconds = costs[job.key].step_seconds * job.steps(SIZES) / job.config.epochs
+    return {
+        "natural": 100 * (run.natural or 0),
+        **{name: 100 * (run.certified(radius) or 0) for name, radius in RADII.items()},
+        "parameters": parameters(run.spec) / 1e6,
+        "seconds": seconds,
+    }
+
+
+def _commands(job: Job) -> dict[str, Any]:
+    """A run with the commands that repeat it, in the folder of table.json."""
+    commands = [f"lipcert train --config jobs/{job.name}.config.json --out {job.name}"]
+    commands += [" ".join(("lipcert", stage.command, job.name, *stage.flags)) for stage in job.stages]
+    return {"folder": job.name, "config": job.config.model_dump(mode="json"), "commands": commands}
+
+
+# The tables that train nothing
+
+
+def _architectures(settings: Settings) -> Table:
+    """Columns S, M, L, XL; the printed sizes beside those that have the printed number of parameters."""
+    paper = PAPER.tables[settings.table]
+    columns = tuple(row.model for row in paper.rows)
+    specs = [model_spec(f"sll_{size}") for size in PAPER.sizes]
+    millions = {row.model: row.numbers[-2] for row in _first_table()}
+    fields = ("conv_layers", "channels", "dense_layers", "dense_hidden")
+    lines: list[tuple[str, list[Any] | None, list[Any]]] = [
+        (name, [row.numbers[index] for row in paper.rows], [getattr(spec, field) for spec in specs])
+        for index, (name, field) in enumerate(zip(paper.columns, fields, strict=True))
+    ]
+    ours, printed = (
+        [parameters(model_spec(f"{kind}_{size}")) / 1e6 for size in PAPER.sizes] for kind in ("sll", "sll_table3")
+    )
+    lines.append(("Parameters (M), Table 1", [millions[name] for name in PAPER.sizes.values()], ours))
+    lines.append(("… of the printed sizes", None, printed))
+    rows = []
+    for name, theirs, mine in lines:
+        row = record_row(paper.rows[0].data, "", name, None, columns)
+        row["paper"] = None if theirs is None else dict(zip(columns, theirs, strict=True))
+        row["ours"] = {c: {"mean": v, "deviation": None} for c, v in zip(columns, mine, strict=True)}
+        rows.append(row)
+    return Table(columns, rows, [], [])
+
+
+def _inference(settings: Settings, store: Store) -> Table:
+    """The paper's two times and ours."""
+    paper, scale = PAPER.tables[settings.table], scale_of(settings.table, settings.scale)
+    data, columns = paper.rows[0].data, paper.columns
+    rows = [record_row(data, "", row.model, row, columns) for row in paper.rows]
+    made = Table(columns, rows, [], [])
+    test = _load(scale.data[data], "test", settings) or _load("cifar10", "test", settings)
+    if test is None:
+        rows[-1]["note"] = f"not run: data not prepared (lipcert data get {data}, or cifar10)"
+        return made
+    if test.name == "cifar10":
+        made.scaled.append(
+            f"the test images of CIFAR10 instead of those of {PAPER.data[data]}, which are not prepared"
+        )
+    for size in scale.sizes:
+        times = _times(f"sll_{size}", test, settings, store, f"inference-{test.name}-{size}.json")
+        title = PAPER.sizes.get(size, f"SLL {size}")
+        if test.name != data:
+            title += f", {PAPER.data.get(test.name, test.name)}"
+        mine = next((row for row in rows if row["model"] == title), None)
+        if mine is None:
+            mine = record_row(data, "", title, None, columns)
+            rows.append(mine)
+        mine |= {"ours": {columns[0]: {"mean": times.forward, "deviation": None}}, "seeds": 1}
+        certificate = {columns[0]: {"mean": times.certificate, "deviation": None}}
+        rows.append(record_row(data, "", f"{title}, certificate", None, columns, ours=certificate, seeds=1))
+        if times.device == "cpu":
+            made.scaled.append("one CPU thread instead of 4 GPUs")
+        if times.certified < times.images:
+            made.scaled.append(f"the certificate is timed on {times.certified} images, in proportion")
+    return made
+
+
+def _times(model: str, test: ImageData, settings: Settings, store: Store, name: str) -> Times:
+    """Measured once: a repeated command gives the same rows."""
+    stored = store.load(name)
+    if stored is None:
+        limit = CERTIFIED_AT_FULL if settings.scale == "full" else None
+        stored = asdict(time_test_set(model, test, examples=limit))
+        store.save(name, stored)
+    return Times(**stored)

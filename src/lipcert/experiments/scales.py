@@ -4,7 +4,7 @@
 augmentation, offset 3√2/2, temperature 1/4, three seeds, four sizes. ``cpu`` takes its data with a small network
 and the best short recipe known here (results/training). ``quick`` only shows that everything works, on digits.
 
-Tables 1, 2, 5 and 6 are trained with the exponential form of q (Appendix D): what the paper trained is not
+All tables but the seventh are trained with the exponential form of q (Appendix D): what the paper trained is not
 1-Lipschitz, and nothing can be certified of it.
 """
 
@@ -12,28 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from lipcert.experiments.paper import DATA, MODES, OFFSETS, PAPER, SIZES, PaperRow
-from lipcert.experiments.plan import Job
+from lipcert.experiments.paper import PAPER, PaperRow
+from lipcert.experiments.plan import CERTIFY, Job, attack_stage
 from lipcert.models.presets import model_spec
 from lipcert.training.config import Augmentation, TrainConfig
 
-TableName = Literal["table1", "table2", "table3", "table5", "offsets", "corrected", "inference"]
 ScaleName = Literal["full", "cpu", "quick"]
 
-ALL_OFFSETS = {"√2/2": 2**-0.5, **OFFSETS}  # the first is for short trainings
-ALL_MODES = {
-    **MODES,
-    "sll_shifted": "Shifted (q_j + ε)/(q_i + ε)",
-}  # the third of Appendix D, without numbers there
+OFFSETS = {"√2/2": 2**-0.5, **PAPER.offsets}  # the first is for short trainings
+MODES = {**PAPER.modes, "sll_shifted": "Shifted (q_j + ε)/(q_i + ε)"}  # the last has no numbers in Appendix D
+RADII = ("36/255", "72/255", "108/255", "1")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides a table; the same settings continue it, others need another folder."""
+    """What decides a table."""
 
-    table: TableName
+    table: str
     scale: ScaleName
     seeds: int
     data_root: str | None
@@ -43,7 +40,7 @@ class Settings:
 class Scale:
     """How a table is run; the defaults are the paper's."""
 
-    sizes: tuple[str, ...] = tuple(SIZES)
+    sizes: tuple[str, ...] = tuple(PAPER.sizes)
     epochs: int = 1000
     long_epochs: int = 1000
     """For TinyImageNet, whose epoch costs eight of CIFAR-10's."""
@@ -51,8 +48,8 @@ class Scale:
     schedule: Literal["triangular", "linear"] = "triangular"
     augment: Augmentation = "sll"
     offset: str = "3√2/2"
-    offsets: tuple[str, ...] = tuple(OFFSETS)
-    data: Mapping[str, str] = field(default_factory=lambda: {name: name for name in DATA})
+    offsets: tuple[str, ...] = tuple(PAPER.offsets)
+    data: Mapping[str, str] = field(default_factory=lambda: {name: name for name in PAPER.data})
     """The paper's data sets, and what stands for each."""
     attack: tuple[str, int] = ("autoattack", 10_000)
     """Method and number of test images."""
@@ -71,7 +68,7 @@ class Scale:
             beta1=0.5,
             beta2=0.9,
             loss="offset",
-            offset=ALL_OFFSETS[offset],
+            offset=OFFSETS[offset],
             temperature=0.25,
             augment=self.augment,
             evaluate_every=10**9,
@@ -80,7 +77,6 @@ class Scale:
         )
 
 
-_PAPER = Scale()
 _CPU = Scale(
     sizes=("tiny",),
     epochs=7,
@@ -89,26 +85,21 @@ _CPU = Scale(
     schedule="linear",
     augment="flip",
     offset="√2/2",
-    offsets=tuple(ALL_OFFSETS),
+    offsets=tuple(OFFSETS),
     attack=("autoattack", 64),
     threads=1,
 )
 _QUICK = replace(_CPU, sizes=("nano",), epochs=15, augment="none", attack=("quick", 32))
 
 
-def scale_of(table: TableName, name: ScaleName) -> Scale:
+def scale_of(table: str, name: ScaleName) -> Scale:
     """The scale by name; tables with more runs take fewer epochs on a CPU, so that none exceeds half an hour."""
-    if name == "quick":
-        first = PAPER[table].rows[0].data  # the others are not run
-        return replace(_QUICK, data={first: "digits"})
-    if name == "full":
-        return _PAPER if table != "inference" else replace(_PAPER, sizes=("xlarge",))
-    changes: dict[str, Scale] = {
-        "table1": replace(_CPU, sizes=("nano", "tiny")),
-        "offsets": replace(_CPU, epochs=4),
-        "corrected": replace(_CPU, epochs=5),
+    paper = PAPER.tables[table]
+    quick = replace(_QUICK, data={paper.rows[0].data: "digits"})  # the other data sets are not run
+    changes: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in paper.scales.get(name, {}).items()
     }
-    return changes.get(table, _CPU)
+    return replace({"full": Scale(), "cpu": _CPU, "quick": quick}[name], **changes)
 
 
 @dataclass(frozen=True)
@@ -124,25 +115,33 @@ class Planned:
     """The data set that the jobs train on."""
 
 
-def planned(settings: Settings) -> list[Planned]:
-    """The rows of a table of accuracies in the paper's order; ours of other sizes after the paper's of a group."""
-    table = settings.table
-    scale, paper = scale_of(table, settings.scale), PAPER[table]
+def planned(settings: Settings, processes: int = 1) -> list[Planned]:
+    """The rows of a table of accuracies in the paper's order; ours of other sizes after the paper's of a group.
+
+    An attack may use so many ``processes``.
+    """
+    scale, paper = scale_of(settings.table, settings.scale), PAPER.tables[settings.table]
+    stages = [CERTIFY]
+    if paper.kind == "attacked":
+        stages.append(attack_stage(*scale.attack, "--eps", *RADII, processes=processes))
     rows = []
-    for data, group, method, offset in _groups(table, scale):
+    for data, group, method, offset in _groups(settings.table, scale):
         printed = [row for row in paper.rows if (row.data, row.group) == (data, group)]
         mine = {}
-        if data in scale.data:
-            for size in scale.sizes:
-                source = scale.data[data]
-                title = SIZES.get(size, f"SLL {size}") if source == data else f"{size}, {source}"
-                parts = (source, method, size, *([offset] if table == "offsets" else []))
-                slug = "-".join(parts).replace("√", "sqrt").replace("/", "_")
-                jobs = [
-                    Job(f"runs/{slug}-{seed}", scale.config(data, method, size, offset, seed, settings.data_root))
-                    for seed in range(settings.seeds)
-                ]
-                mine[title] = Planned(data, group, title, None, tuple(jobs), source)
+        for size in scale.sizes if data in scale.data else ():
+            source = scale.data[data]
+            title = PAPER.sizes.get(size, f"SLL {size}") if source == data else f"{size}, {source}"
+            words = (source, method, size, *([offset] if paper.varies == "offset" else []))
+            slug = "-".join(words).replace("√", "sqrt").replace("/", "_")
+            jobs = [
+                Job(
+                    f"runs/{slug}-{seed}",
+                    scale.config(data, method, size, offset, seed, settings.data_root),
+                    tuple(stages),
+                )
+                for seed in range(settings.seeds)
+            ]
+            mine[title] = Planned(data, group, title, None, tuple(jobs), source)
         rows += [
             replace(mine.pop(row.model), paper=row) if row.model in mine else Planned(data, group, row.model, row)
             for row in printed
@@ -151,50 +150,47 @@ def planned(settings: Settings) -> list[Planned]:
     return rows
 
 
-def _groups(table: TableName, scale: Scale) -> Iterator[tuple[str, str, str, str]]:
+def _groups(table: str, scale: Scale) -> Iterator[tuple[str, str, str, str]]:
     """Data set, group as printed, method, offset: in the paper's order."""
-    for data in dict.fromkeys(row.data for row in PAPER[table].rows):
-        if table == "offsets":
-            for offset in scale.offsets:
-                yield data, offset, "sll", offset
-        elif table == "corrected":
-            for method, mode in ALL_MODES.items():
-                yield data, mode, method, scale.offset
-        else:
-            yield data, "", "sll", scale.offset
+    kinds = {
+        "": [("", "sll", scale.offset)],
+        "offset": [(offset, "sll", offset) for offset in scale.offsets],
+        "training": [(mode, method, scale.offset) for method, mode in MODES.items()],
+    }
+    paper = PAPER.tables[table]
+    for data in dict.fromkeys(row.data for row in paper.rows):
+        for kind in kinds[paper.varies]:
+            yield data, *kind
 
 
 def scaled(settings: Settings) -> list[str]:
     """What differs from the paper's experiment, in words; empty at full scale with its three seeds."""
-    table, seeds = settings.table, settings.seeds
-    if table == "table3":
+    table, seeds = PAPER.tables[settings.table], settings.seeds
+    scale, full = scale_of(settings.table, settings.scale), scale_of(settings.table, "full")
+    if table.kind == "architectures":
         return []
-    scale, paper = scale_of(table, settings.scale), scale_of(table, "full")
-    words = []
-    if scale.sizes != paper.sizes:
-        old = ", ".join(SIZES[size].removeprefix("SLL ") for size in paper.sizes)
-        words.append(f"size {' and '.join(scale.sizes)} instead of {old}")
-    for data, source in scale.data.items():
-        if source != data and data in {row.data for row in PAPER[table].rows}:
-            words.append(f"{source} instead of {DATA[data]}")
-    if table == "inference":
+    printed = {row.data for row in table.rows}
+    sizes = ", ".join(PAPER.sizes[size].removeprefix("SLL ") for size in full.sizes)
+    words = [f"size {' and '.join(scale.sizes)} instead of {sizes}"] if scale.sizes != full.sizes else []
+    words += [
+        f"{source} instead of {PAPER.data[data]}"
+        for data, source in scale.data.items()
+        if source != data and data in printed
+    ]
+    if table.kind == "inference":
         return words
-    if scale.epochs != paper.epochs:
-        used = f"{scale.epochs} epochs"
-        if table == "table2" and "tiny_imagenet" in scale.data:
-            used += f" ({scale.long_epochs} on TinyImageNet)"
-        words.append(f"{used} instead of {paper.epochs}")
-    if seeds != paper.seeds:
-        words.append(f"{seeds} seed{'s' * (seeds > 1)} instead of {paper.seeds}")
-    if scale.schedule != paper.schedule:
-        words.append(f"{scale.schedule} schedule instead of {paper.schedule}")
-    if scale.augment != paper.augment:
-        words.append(f"augmentation {scale.augment} instead of crops, flips and colour jitter")
-    if scale.offset != paper.offset and table != "offsets":
-        words.append(f"offset {scale.offset} instead of {paper.offset}")
-    if any(model_spec(f"sll_{size}").init == "orthogonal" for size in scale.sizes):
-        words.append("orthonormal start instead of Xavier")
-    if table == "table5" and scale.attack != paper.attack:
-        attack = {"autoattack": "AutoAttack", "quick": "lipcert attack --method quick"}[scale.attack[0]]
-        words.append(f"{attack} on the first {scale.attack[1]} test images instead of AutoAttack on all")
-    return words
+    long = f" ({scale.long_epochs} on TinyImageNet)" if "tiny_imagenet" in printed & set(scale.data) else ""
+    start = any(model_spec(f"sll_{size}").init == "orthogonal" for size in scale.sizes)
+    attack = {"autoattack": "AutoAttack", "quick": "lipcert attack --method quick"}[scale.attack[0]]
+    changes: dict[str, Any] = {
+        f"{scale.epochs} epochs{long} instead of {full.epochs}": scale.epochs != full.epochs,
+        f"{seeds} seed{'s' * (seeds > 1)} instead of {full.seeds}": seeds != full.seeds,
+        f"{scale.schedule} schedule instead of {full.schedule}": scale.schedule != full.schedule,
+        f"augmentation {scale.augment} instead of crops, flips and color jitter": scale.augment != full.augment,
+        f"offset {scale.offset} instead of {full.offset}": scale.offset != full.offset and table.varies != "offset",
+        "orthonormal start instead of Xavier": start,
+        f"{attack} on the first {scale.attack[1]} test images instead of AutoAttack on all": (
+            table.kind == "attacked" and scale.attack != full.attack
+        ),
+    }
+    return words + [text for text, changed in changes.items() if changed]

@@ -26,7 +26,8 @@ from lipcert.certified.op import ROUND, Shape
 from lipcert.certified.records import describe, rebuild
 from lipcert.errors import NotCertified, one_of
 from lipcert.exporters import programs
-from lipcert.exporters.files import Certificate, atomic_file, read_network, tensors_differ, write_network
+from lipcert.exporters.files import Certificate, read_network, tensors_differ, write_network
+from lipcert.files import atomic_file
 from lipcert.verified.rounding import U32, U64
 
 Format = Literal["torch", "torch-export", "onnx", "safetensors"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -230,17 +229,6 @@ def beside(folder: Path, name: object) -> Path:
             f"{folder}: a certificate names files of its own folder; got {show(name)}. Run lipcert certify again."
         )
     return folder / name
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """A path for writing, moved to ``path`` if the block ends without an error and deleted otherwise."""
-    if not path.parent.is_dir():
-        raise ValueError(f"the folder of {path} must exist; got none. Make it, or choose another --out.")
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-        written = Path(folder) / path.name
-        yield written
-        written.replace(path)
 
 
 def read_text(path: Path) -> str:

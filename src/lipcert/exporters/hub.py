@@ -20,13 +20,13 @@ from lipcert.certified.freeze import prove
 from lipcert.certified.records import describe
 from lipcert.exporters.files import (
     Certificate,
-    atomic_file,
     beside,
     load_certified,
     parse_json,
     read_text,
     write_network,
 )
+from lipcert.files import atomic_file
 
 try:
     from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
@@ -38,7 +38,6 @@ except ImportError:
 
 WEIGHTS = "model.safetensors"
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
-OF_A_RUN = ("state.pt", "metrics.jsonl", "imported.json", "certified.jsonl")
 
 
 class CertifiedModel(nn.Module, PyTorchModelHubMixin):
@@ -78,7 +77,7 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         target = Path(save_directory)
         if config not in (None, self._hub_mixin_config) or model_card_kwargs:
             raise ValueError("config and card follow from the certificate; got other ones. Leave them out.")
-        if any((target / name).exists() for name in OF_A_RUN) or target.resolve() == self.folder.resolve():
+        if (target / "run.json").exists() or target.resolve() == self.folder.resolve():
             raise ValueError(f"expected a folder of its own for the model; got {target}, in use. Choose another.")
         return super().save_pretrained(target, repo_id=repo_id, push_to_hub=push_to_hub, **push_to_hub_kwargs)
 

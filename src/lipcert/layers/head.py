@@ -7,6 +7,8 @@ per *pair*; the constant of the whole map is another, larger number. Certificate
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -107,19 +109,27 @@ class FirstLogits(TakeChannels):
         (N, C) with C ≥ num_classes → (N, num_classes).
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, device: torch.device | str | None = None) -> None:
         super().__init__(num_classes)
         self.num_classes = num_classes
+        place = torch.get_default_device() if device is None else torch.device(device)
+        # It has no tensor whose device could be asked. Constants have values, so they are never on meta.
+        self._device = torch.device("cpu") if place.type == "meta" else place
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow ``network.to(device)``."""
+        self._device = fn(torch.empty(0, device=self._device)).device
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def unit_weight(self) -> Tensor:  # (num_classes, num_classes)
         """The rows that logits are: unit vectors."""
-        return torch.eye(self.num_classes)
+        return torch.eye(self.num_classes, device=self._device)
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """√2 for each pair, rounded up, and 0 on the diagonal."""
         require_stated(self, "pairwise_bound")
         up = math.nextafter(math.sqrt(2), 2.0)
-        return up * (1 - torch.eye(self.num_classes, dtype=torch.float64))
+        return up * (1 - torch.eye(self.num_classes, device=self._device, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         return f"{self.num_classes}"

@@ -29,6 +29,11 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
 
 def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
+    if spec.activation != "relu" and changes_width(spec) and spec.method != "sandwich":
+        raise ValueError(
+            f"activation is a setting of residual and sandwich layers; the layers of {spec.method!r} have MaxMin, "
+            "Householder or |x| between them. Leave it out."
+        )
     inner = _flat(spec) if spec.layout == "flat" else FAMILIES[spec.layout](spec)
     backbone = nn.Sequential(*_front(spec), *inner)
     if spec.init == "orthogonal":

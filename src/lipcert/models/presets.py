@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, get_args
 
+from lipcert.errors import closest
 from lipcert.models.spec import Method, ModelSpec
 
 _SIZES: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ _REGISTRY: dict[str, Callable[..., ModelSpec]] = {}
 def register_model(name: str, make: Callable[..., ModelSpec]) -> None:
     """Add an architecture: ``make(**overrides)`` gives its spec."""
     if name in _REGISTRY:
-        raise ValueError(f"a model named {name!r} exists already; got a second one. Choose another name.")
+        raise ValueError(f"a model named {name!r} exists already; choose another name.")
     _REGISTRY[name] = make
 
 
@@ -65,10 +65,8 @@ def list_models(pattern: str = "*") -> list[str]:
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
     """The spec of a named architecture with some fields replaced."""
     if name not in _REGISTRY:
-        near = get_close_matches(str(name), _REGISTRY, 4, 0.5) or ["sll_tiny"]
-        raise ValueError(
-            f"model must be a name that `lipcert models` lists, like {', '.join(near)}; got {name!r}. Choose one."
-        )
+        near = closest(name, _REGISTRY) or "sll_tiny"
+        raise ValueError(f"there is no model {name!r}; did you mean {near!r}? `lipcert models` lists them all.")
     return _REGISTRY[name](**overrides)
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lipcert.errors import ReadableErrors
+
 Method = Literal[
     "sll",
     "sll_shifted",
@@ -37,45 +39,45 @@ Method = Literal[
 ]
 
 
-class ModelSpec(BaseModel):
+class ModelSpec(ReadableErrors, BaseModel):
     """An architecture and a method. Unknown fields are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(title="a model", extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     method: Method = "sll"
-    """Which layer, and which T."""
+    """Which layer, and which bound T."""
     layout: Literal["flat", "kw_large", "lipconvnet", "patches"] = "flat"
-    """flat is the paper's; kw_large Cayley's, BCOP's and Sandwich's; lipconvnet SOC's and LOT's; patches AOL's."""
+    """The paper uses flat; Cayley, BCOP and Sandwich use kw_large; SOC and LOT use lipconvnet; AOL uses patches."""
     head: Literal["normalized", "first"] = "normalized"
-    """Unit rows, or the first coordinates of a 1-Lipschitz map."""
+    """How logits are made: by rows of norm 1, or as the first coordinates of a 1-Lipschitz map."""
     stem: int = Field(default=1, ge=1)
     """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
     channels: int = Field(ge=1)
-    """Of the image after the stem, filled up with zeros."""
+    """Number of channels after the stem; missing ones are filled with zeros."""
     conv_layers: int = Field(ge=0, le=10_000)
-    """How many convolutions."""
+    """Number of convolutions."""
     conv_hidden: int = Field(default=5, ge=1)
     """Neurons per pixel of each convolution."""
     kernel_size: int = Field(default=3, ge=1)
-    """Of the convolutions, odd."""
+    """Size of the convolution kernels, odd."""
     pool: int = Field(default=4, ge=1)
     """Window of the scaled average pooling between convolutions and dense layers; 1 for none."""
     dense_layers: int = Field(ge=0, le=10_000)
-    """How many dense layers."""
+    """Number of dense layers."""
     dense_hidden: int = Field(default=2048, ge=1)
     """Neurons of each dense layer."""
     activation: str = "relu"
-    """Of the residual layers, with slope in [0, 1]."""
+    """Activation of the residual layers, with slopes in [0, 1]."""
     init: Literal["xavier", "orthogonal"] = "xavier"
-    """The paper's, or orthonormal columns: T = 1, no residual starts near x ↦ x, no convolution shrinks."""
+    """Xavier (the paper), or orthonormal columns, which start with T = 1 and preserve the signal."""
     num_classes: int = Field(default=10, ge=2)
-    """From the data, when trained."""
+    """Number of classes; lipcert train takes it from the data."""
     image_shape: tuple[int, int, int] = (3, 32, 32)
-    """Channels, height, width: from the data, when trained."""
+    """Channels, height and width of an image; lipcert train takes them from the data."""
     mean: tuple[float, ...] | None = None
-    """Subtracted inside the model, per channel; None for 0.5."""
+    """Mean of each channel, subtracted inside the model; None for 0.5."""
     std: tuple[float, ...] | None = None
-    """Divided by inside the model, per channel: every radius is divided by 1/min(std). None for no division."""
+    """Divisor of each channel inside the model, which multiplies every radius by min(std); None for no division."""
 
     @field_validator("mean", "std", mode="before")
     @classmethod

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from pydantic import ValidationError
-
-from lipcert.reports.runs import Run
+from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 
 PACKAGES = ("lipcert", "torch", "numpy", "altair", "vl-convert-python", "jinja2")
 
 
-def commands(run: Run, test_images: int | None) -> list[str]:
-    """From the training to the check. An attack says its own command; what was not done is left out."""
+def commands(run: Run, test_images: int | None) -> Iterator[str]:
+    """From the training to the check, without what was not done. An attack knows its own command.
+
+    An unfinished training has no command: no number of epochs would give its weights.
+    """
     where = shlex.quote(run.where)
-    lines = []
-    if run.config is not None:
-        lines.append(train_command(run.config, where))
+    if run.config is not None and run.unfinished is None:
+        yield train_command(run.config, where)
     elif run.imported is not None:
-        lines.append(f"lipcert import {shlex.quote(str(run.imported.get('file', 'FILE')))} --out {where}")
-    if run.audit is not None:
-        lines.append(f"lipcert audit {where}")
+        yield f"lipcert import {shlex.quote(run.imported.file)} --out {where}"
+    if run.audited is not None:
+        yield f"lipcert audit {where}"
     if run.examples is not None:
         some = test_images is not None and len(run.examples) < test_images
-        lines.append(f"lipcert certify {where}" + (f" --examples {len(run.examples)}" if some else ""))
-    if run.attack is not None:
-        lines.append(run.attack.command)
+        yield f"lipcert certify {where}" + (f" --examples {len(run.examples)}" if some else "")
+    yield from (attack.command for attack in run.attacks)
     if run.certificate is not None:
-        lines.append(f"lipcert check {where}/certificate.json")
-    return lines
+        yield f"lipcert check {where}/certificate.json"
 
 
 def train_command(config: dict[str, Any], out: str) -> str:
     """``lipcert train`` with the flags that differ from the defaults."""
     try:
         settings = TrainConfig(**config).model_dump()
-    except ValidationError:  # of a version with other fields
+    except ValueError:  # of a version with other fields
         return f"lipcert train --config {out}/config.json --out NEW"
     default = TrainConfig().model_dump()
     words = ["lipcert", "train"]
@@ -57,5 +56,5 @@ def train_command(config: dict[str, Any], out: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what made the report."""
+    """Of the packages that make a report."""
     return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}

@@ -6,11 +6,9 @@ several seeds. On a terminal every data set has a table of its own, which fits i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from lipcert.reports.tables import markdown_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,11 +16,19 @@ if TYPE_CHECKING:
 DASH = "–"
 TITLES = {"natural": "natural", "parameters": "params", "seconds": "s/epoch", "inference": "time"}
 PAPER, QUOTED, OURS, SPREAD = "paper", "quoted", "ours", "±"
+FORMATS: dict[str, Callable[[float], str]] = {  # of columns that are no percentages
+    "parameters": lambda millions: f"{millions:.3g}M",
+    "seconds": lambda seconds: f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1g}",
+    "inference": lambda seconds: (
+        f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:{'.0f' if seconds >= 10 else '.2g'}} sec"
+    ),
+    **dict.fromkeys(("S", "M", "L", "XL"), lambda size: f"{size:.{0 if float(size).is_integer() else 1}f}"),
+}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One printed line; the names are empty where they are those of the line above."""
+    """One printed line."""
 
     data: str
     group: str
@@ -34,33 +40,23 @@ class Line:
 
 def number(column: str, value: float | None) -> str:
     """A number as the paper prints that column."""
-    if value is None:
-        return DASH
-    if column == "parameters":
-        return f"{value:.3g}M"
-    if column == "seconds":
-        return f"{value:.0f}" if value >= 1 else f"{value:.1g}"
-    if column == "inference":
-        return f"{value / 60:.0f} min" if value >= 120 else f"{value:.2g} sec" if value < 10 else f"{value:.0f} sec"
-    if column in ("S", "M", "L", "XL"):
-        return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
-    return f"{value:.1f}"
+    return DASH if value is None else FORMATS.get(column, "{:.1f}".format)(value)
 
 
 def lines(row: Mapping[str, Any], columns: Sequence[str]) -> list[Line]:
     """The lines of one row: the paper's, ours, and the spread of ours."""
     about = (row["data"], row["group"], row["model"], row["citation"])
-    made = []
+    found = []
     if row["paper"] is not None:
         cells = tuple(number(column, row["paper"][column]) for column in columns)
-        made.append(Line(*about, QUOTED if row["citation"] else PAPER, cells))
+        found.append(Line(*about, QUOTED if row["citation"] else PAPER, cells))
     if row["ours"] is not None:
-        made.append(Line(*about, OURS, _ours(row, columns, "mean")))
+        found.append(Line(*about, OURS, _ours(row, columns, "mean")))
         if any(value is not None and value["deviation"] is not None for value in row["ours"].values()):
-            made.append(Line(*about, SPREAD, _ours(row, columns, "deviation")))
+            found.append(Line(*about, SPREAD, _ours(row, columns, "deviation")))
     elif row["note"]:
-        made.append(Line(*about, OURS, (DASH,) * len(columns)))
-    return made
+        found.append(Line(*about, OURS, (DASH,) * len(columns)))
+    return found
 
 
 def _ours(row: Mapping[str, Any], columns: Sequence[str], key: str) -> tuple[str, ...]:
@@ -69,18 +65,18 @@ def _ours(row: Mapping[str, Any], columns: Sequence[str], key: str) -> tuple[str
 
 
 def footnotes(record: Mapping[str, Any]) -> list[str]:
-    """What stands below the table: how to read it, what was not run, what was scaled, and the paper's own traps."""
+    """The notes below the table: how to read it, what was not run, what was scaled, and traps in the paper."""
     rows, notes = record["rows"], []
     if any(row["citation"] for row in rows):
-        notes.append("Quoted: the paper's figures for other methods, from their own papers.")
+        notes.append("Quoted: the numbers that the paper takes from the papers of other methods.")
     if any(row["ours"] is None and not row["note"] for row in rows):
-        notes.append("A model without a line of ours was not run.")
+        notes.append('A model without the line "ours" was not run.')
     seeds = max((row["seeds"] for row in rows), default=0)
     if seeds > 1:
         notes.append(f"Ours: mean over {seeds} seeds, ± the standard deviation.")
     notes += [
         f"{' '.join(filter(None, (row['data'], row['group'], row['model'])))}: the loss of {row['diverged']} of "
-        f"{row['diverged'] + row['seeds']} seeds became no number; ours is the mean of the others."
+        f"{row['diverged'] + row['seeds']} seeds became NaN; ours is the mean of the others."
         for row in rows
         if row["diverged"] and row["seeds"]
     ]
@@ -98,38 +94,32 @@ def title(record: Mapping[str, Any]) -> str:
 def rich_tables(record: Mapping[str, Any]) -> list[Table]:
     """One table for each data set."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
 
     columns, groups = record["columns"], any(row["group"] for row in record["rows"])
-    made = []
+    names = [stub.lower() for stub in record["stubs"] if groups and stub in ("Offset", "Training")]
+    names += [record["stubs"][-1].lower(), "source"]
+    tables = []
     for data in dict.fromkeys(row["data"] for row in record["rows"]):
-        mine = [row for row in record["rows"] if row["data"] == data]
-        name = title(record) + ("" if record["table"] == "table3" else f": {data}")
-        table = Table(title=name, box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False)
-        names = [record["stubs"][-1].lower(), "source"]
-        if groups:
-            names.insert(0, next(stub for stub in record["stubs"] if stub in ("Offset", "Training")).lower())
-        for name in names:
-            table.add_column(name)
-        for column in columns:
-            table.add_column(TITLES.get(column, column), justify="right")
-        shown = [line for row in mine for line in lines(row, columns)]
-        for index, line in enumerate(shown):
-            above = shown[index - 1] if index else None
-            if above is not None and _section(above) != _section(line):
+        table = Table(
+            *names,
+            *(Column(TITLES.get(column, column), justify="right") for column in columns),
+            title=title(record) + ("" if record["table"] == "table3" else f": {data}"),
+            box=box.HORIZONTALS,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        above = Line(data, "", "", "", "", ())
+        for line in [line for row in record["rows"] if row["data"] == data for line in lines(row, columns)]:
+            if (above.group, bool(above.citation)) != (line.group, bool(line.citation)):
                 table.add_section()
-            same_group = above is not None and above.group == line.group
-            same_model = same_group and above is not None and above.model == line.model
-            group = (
-                [""] if same_group else [line.group.partition(" ")[0]]
-            )  # "Surrogate": lines that wrap are no help
-            table.add_row(*(group if groups else []), "" if same_model else line.model, line.source, *line.cells)
-        made.append(table)
-    return made
-
-
-def _section(line: Line) -> tuple[str, str, bool]:
-    return line.data, line.group, bool(line.citation)
+            # The first word of a group, such as "Surrogate", fits in the column.
+            group = "" if above.group == line.group else line.group.partition(" ")[0]
+            model = "" if (above.group, above.model) == (line.group, line.model) else line.model
+            table.add_row(*([group] if groups else []), model, line.source, *line.cells)
+            above = line
+        tables.append(table)
+    return tables
 
 
 @dataclass(frozen=True)
@@ -174,13 +164,17 @@ def _names(line: Line, stubs: Sequence[str]) -> tuple[str, ...]:
 
 def markdown(record: Mapping[str, Any]) -> str:
     """The table with its caption and footnotes."""
-    made = sheet(record)
-    blocks = [f"{block} {TITLES.get(c, c)}".strip() for block in made.blocks for c in made.columns]
-    body, above = [], ("",) * len(made.stubs)
-    for names, line in made.lines:
-        shown = ["" if names[: i + 1] == above[: i + 1] else name for i, name in enumerate(names)]
-        body.append([*shown, line.source, *line.cells])
-        above = names
-    table = markdown_table([*made.stubs, "source", *blocks], body)
-    notes = "\n".join(f"- {note}" for note in footnotes(record))
-    return f"**{title(record)}.** The paper's caption: {record['paper']['caption']}\n\n{table}\n\n{notes}\n"
+    from lipcert.reports.templates import fill
+
+    layout = sheet(record)
+    heads = [
+        f"{block} {TITLES.get(column, column)}".strip() for block in layout.blocks for column in layout.columns
+    ]
+    return fill(
+        "paper.md",
+        title=title(record),
+        caption=record["paper"]["caption"],
+        header=[*layout.stubs, "source", *heads],
+        lines=layout.lines,
+        notes=footnotes(record),
+    )

@@ -7,72 +7,75 @@ import io
 from dataclasses import dataclass
 
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lipcert.data.registry import load_data
-from lipcert.reports.records import Example
-from lipcert.reports.runs import Run
+from lipcert.runs import Run
 
 COUNT = 8  # of each kind
 
 
+class TestImage(BaseModel):
+    """A test image that is classified correctly."""
+
+    model_config = ConfigDict(frozen=True)
+
+    index: int
+    label: int
+    name: str  # of its class
+    radius: float
+    uri: str = Field(exclude=True)  # the picture; empty if there is none
+
+
 @dataclass(frozen=True)
 class TestData:
-    """What the test set of a run's config adds: names of the classes, checksums; or why it adds nothing."""
+    """What the test set adds to a run: names of the classes, checksums and its size; or why it adds nothing."""
 
-    classes: tuple[str, ...] | None
-    sha256: dict[str, str] | None
-    count: int | None
-    missing: str | None
-
-    def class_name(self, label: int) -> str:
-        known = self.classes is not None and 0 <= label < len(self.classes)
-        return self.classes[label] if known and self.classes is not None else f"class {label}"
+    classes: tuple[str, ...] = ()
+    sha256: dict[str, str] | None = None
+    count: int | None = None
+    missing: str | None = None
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """Rows, the most robust first and the least robust first, and the image of each index as a data URI."""
-
-    most: list[Example]
-    least: list[Example]
-    uris: dict[int, str]
-    missing: str | None
-
-
-def test_data(run: Run) -> TestData:
-    """The test set that the config names, if it is on this machine and is the one that was certified."""
-    stored = run.config or run.imported or {}
-    name = stored.get("data")
-    if not isinstance(name, str):
-        return TestData(None, None, None, "the run does not say which data set it is about")
+def load_test_data(run: Run) -> TestData:
+    """The test set that the run is about, if it is on this machine."""
+    if run.data is None:
+        return TestData(missing="The run does not say which data set it is about.")
     try:
-        data = load_data(name, "test", root=stored.get("data_root"))
+        data = run.test_data()
     except (ValueError, OSError) as error:
-        return TestData(None, None, None, str(error))
+        return TestData(missing=str(error))
     labels = [row.label for row in run.examples or ()]
     if data.labels[: len(labels)].tolist() != labels:
-        return TestData(None, None, None, "certified.jsonl is about other images than the test set of the config")
+        return TestData(missing="The test set on this machine has other labels than certified.jsonl.")
     hashes = {"images": data.sha256.images, "labels": data.sha256.labels}
-    return TestData(data.classes, hashes, len(data), None)
+    return TestData(data.classes or (), hashes, len(data))
 
 
-def pictures(run: Run) -> Pictures:
-    """The images with the largest radii, and those with the smallest among the right answers."""
+def show_images(run: Run, data: TestData) -> tuple[tuple[TestImage, ...], tuple[TestImage, ...], str | None]:
+    """The correct answers with the largest and with the smallest radii, and why there is no picture of them."""
     right = sorted((row for row in run.examples or () if row.prediction == row.label), key=lambda row: row.radius)
     least, most = right[:COUNT], right[: -COUNT - 1 : -1]
-    if run.certificate is None:
-        return Pictures(most, least, {}, f"the certified images are not here: run lipcert certify {run.where}")
-    path = run.folder / "certificate.inputs.safetensors"
+    uris, missing = {}, None
     try:
-        with safe_open(path, framework="pt") as archive:
+        with safe_open(run.inputs_file, framework="pt") as archive:
             images = archive.get_slice("images")
-            chosen = {row.index: images[row.index : row.index + 1][0] for row in (*most, *least)}
+            uris = {row.index: png_uri(images[row.index : row.index + 1][0]) for row in (*most, *least)}
     except (SafetensorError, OSError, IndexError):
-        why = f"certificate.inputs.safetensors is missing or damaged: run lipcert certify {run.where}"
-        return Pictures(most, least, {}, why)
-    return Pictures(most, least, {index: png_uri(image) for index, image in chosen.items()}, None)
+        missing = f"{run.inputs_file.name} is missing or damaged. Run lipcert certify {run.where} --restart."
+    names = dict(enumerate(data.classes))
+    shown = {
+        row.index: TestImage(
+            index=row.index,
+            label=row.label,
+            name=names.get(row.label, f"class {row.label}"),
+            radius=row.radius,
+            uri=uris.get(row.index, ""),
+        )
+        for row in (*most, *least)
+    }
+    return tuple(shown[row.index] for row in most), tuple(shown[row.index] for row in least), missing
 
 
 def png_uri(image: Tensor) -> str:  # (C, H, W)

@@ -1,41 +1,42 @@
 """Singular values of WΓ^½ in every layer: how close T is to WᵀW. Estimates, never part of a proof.
 
-Of the frozen network, so of the numbers that the proof is about. WᵀW ⪯ T says that no singular value of WT^(−½)
-exceeds 1. The square of the largest, ρ, is what all of T could be multiplied by. T_i ≥ ‖w_i‖² is necessary, so the
-mean of ‖w_i‖²/T_i is at most 1, and 1 only where T = WᵀW, for orthogonal columns. A convolution is sampled on a
-grid of frequencies.
+They are about the frozen network, so about the numbers that the proof is about. WᵀW ⪯ T says that no singular value
+of WT^(−½) exceeds 1. The square of the largest one, ρ, is what all of T could be multiplied by. T_i ≥ ‖w_i‖² is
+necessary, so the mean of ‖w_i‖²/T_i is at most 1, and it is 1 only where T = WᵀW, which needs orthogonal columns. A
+convolution is sampled on a grid of frequencies.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from lipcert.algebra.gram import Columns, dense_columns, residual_columns, symbol
 from lipcert.certified.network import Network
-from lipcert.certified.operators import Circular, Conv
+from lipcert.certified.operators import Circular, Conv, Dense
 from lipcert.certified.ops import Affine, Product, Residual
 
 GRIDS = (16, 12, 8, 6, 4)  # points per axis
-WORK = 4e9  # multiplications a layer may cost, before its grid is made coarser
+WORK = 4e9  # multiplications that a layer may cost before its grid is made coarser
 QUANTILES = 33
 
 
-@dataclass(frozen=True)
-class Spectrum:
+class Spectrum(BaseModel):
     """The singular values of a layer's linear part, scaled by T where it has one."""
+
+    model_config = ConfigDict(frozen=True)
 
     name: str
     kind: str  # residual or plain
     shape: tuple[int, ...]  # of the stored weight
     grid: int | None  # frequencies per axis; None for a dense weight
-    dead: int  # neurons with Γ_i = 0
+    dead_neurons: int  # neurons with Γ_i = 0
     quantiles: tuple[float, ...]  # from the largest to the smallest
     largest_estimate: float
-    mean_share_estimate: float  # mean over i of ‖w_i‖²/T_i, or of ‖w_i‖² without T
+    mean_square_estimate: float  # mean over i of ‖w_i‖²/T_i, or of ‖w_i‖² without T
 
 
 @torch.no_grad()
@@ -52,50 +53,44 @@ def spectra_estimates(frozen: Network) -> list[Spectrum]:
 
 def _spectrum(name: str, op: Product, kind: str, gamma: Tensor | None) -> Spectrum:
     weight, operator = op.weight.double().cpu(), op.operator
-    grid = None
-    if isinstance(operator, Circular):  # near orthonormal waves around these blocks
-        rows, columns = op.get_buffer("rows"), op.get_buffer("columns")
-        scale = torch.ones(weight.shape[1] // 4).double() if gamma is None else gamma.double().cpu().sqrt()
-        blocks = weight * scale.repeat(4)[:, None]
-        values, grid = torch.linalg.svdvals(blocks).flatten(), rows.shape[1]
-        pixels = rows.shape[1] * columns.shape[1]
-        share = float(blocks.square().sum()) / (len(scale) * pixels)
-        return _described(name, kind, weight, grid, scale, values, share)
-    scale = torch.ones(len(weight)).double() if gamma is None else gamma.double().cpu().sqrt()
-    scaled = weight * scale.view(-1, *[1] * (weight.ndim - 1))
-    if isinstance(operator, Conv):
-        stride = tuple(s // math.gcd(s, d) for s, d in zip(operator.stride, operator.dilation, strict=True))
-        filters = residual_columns(scaled, stride, operator.groups)
-        grid = None if max(filters.taps.shape[3:]) == 1 else _grid(filters)
-    elif operator.groups > 1:
-        filters = residual_columns(scaled[:, :, None], (1,), operator.groups)
+    neurons = weight.shape[1] // 4 if isinstance(operator, Circular) else len(weight)
+    scale = weight.new_ones(neurons) if gamma is None else gamma.double().cpu().sqrt()
+    grid: int | None
+    if isinstance(operator, Circular):
+        # The stored blocks stand between waves that are nearly orthonormal.
+        height, width = op.get_buffer("rows").shape[1], op.get_buffer("columns").shape[1]
+        scaled, grid, squares = weight * scale.repeat(4)[:, None], height, neurons * height * width
+        values = torch.linalg.svdvals(scaled).flatten()
     else:
-        filters = dense_columns(scaled)
-    share = float(scaled.flatten(1).square().sum(dim=1).mean())
-    return _described(name, kind, weight, grid, scale, _singular_values(filters, grid), share)
-
-
-def _described(
-    name: str, kind: str, weight: Tensor, grid: int | None, scale: Tensor, values: Tensor, share: float
-) -> Spectrum:
-    levels = torch.linspace(1, 0, QUANTILES, dtype=torch.float64)
+        scaled = weight * scale.view(-1, *[1] * (weight.ndim - 1))
+        columns, grid = _columns(operator, scaled)
+        values, squares = _singular_values(columns, grid), neurons
+    # Nearest ranks, since torch.quantile refuses more than 2²⁴ values.
+    ranks = (torch.linspace(1, 0, QUANTILES, dtype=torch.float64) * (len(values) - 1)).round().long()
     return Spectrum(
         name=name,
         kind=kind,
         shape=tuple(weight.shape),
         grid=grid,
-        dead=int((scale == 0).sum()),
-        quantiles=tuple(_quantiles(values, levels).tolist()),
+        dead_neurons=int((scale == 0).sum()),
+        quantiles=tuple(values.sort().values[ranks].tolist()),
         largest_estimate=float(values.max()),
-        mean_share_estimate=share,
+        mean_square_estimate=float(scaled.square().sum()) / squares,
     )
 
 
-def _grid(columns: Columns) -> int:
-    """The finest grid within the work allowed."""
-    groups, count, rows = columns.taps.shape[:3]
-    each = groups * min(count, rows) ** 2 * max(count, rows)
-    return next((points for points in GRIDS if points ** (columns.taps.ndim - 3) / 2 * each <= WORK), GRIDS[-1])
+def _columns(operator: Dense | Conv, scaled: Tensor) -> tuple[Columns, int | None]:
+    """The columns of a dense or convolutional weight, and how many frequencies per axis to sample."""
+    if isinstance(operator, Conv):
+        stride = tuple(s // math.gcd(s, d) for s, d in zip(operator.stride, operator.dilation, strict=True))
+        columns = residual_columns(scaled, stride, operator.groups)
+        groups, count, rows, *kernel = columns.taps.shape
+        work = groups * min(count, rows) ** 2 * max(count, rows) / 2
+        grid = next((points for points in GRIDS if points ** len(kernel) * work <= WORK), GRIDS[-1])
+        return columns, None if max(kernel) == 1 else grid
+    if operator.groups > 1:
+        return residual_columns(scaled[:, :, None], (1,), operator.groups), None
+    return dense_columns(scaled), None
 
 
 def _singular_values(columns: Columns, grid: int | None) -> Tensor:
@@ -104,9 +99,3 @@ def _singular_values(columns: Columns, grid: int | None) -> Tensor:
     adjoint = matrices.mH
     gram = matrices @ adjoint if matrices.shape[-2] <= matrices.shape[-1] else adjoint @ matrices
     return torch.linalg.eigvalsh(gram).clamp_min(0.0).sqrt().flatten()
-
-
-def _quantiles(values: Tensor, levels: Tensor) -> Tensor:
-    """Nearest ranks, since torch.quantile refuses more than 2²⁴ values."""
-    ordered = values.sort().values
-    return ordered[(levels * (len(ordered) - 1)).round().long()]

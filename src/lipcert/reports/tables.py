@@ -1,26 +1,43 @@
-"""A table for a terminal and for Markdown, from a header and lines of text; text escaped for LaTeX."""
+"""Tables of text, and text for Markdown and LaTeX."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from rich.table import Table
+LATEX = {  # what LaTeX does not print as it is; the longest come first
+    "3√2/2": r"$\frac32 \sqrt{2}$",
+    "√2/2": r"$\frac12 \sqrt{2}$",
+    "2√2": r"$2 \sqrt{2}$",
+    "√2": r"$\sqrt{2}$",
+    "q_j": "$q_j$",
+    "q_i": "$q_i$",
+    "ε": r"$\epsilon$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "…": r"\dots",
+    "–": "--",
+    "\u00a0": "~",
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%_#${}"},
+}
 
-_LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "–": "--"}
+
+@dataclass(frozen=True)
+class DataTable:
+    """A caption, a header, and rows of text; the first cell of a row names it."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def rich_table(title: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """For a terminal: the first column to the left, figures to the right."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    for index, name in enumerate(header):
-        table.add_column(name, justify="right" if index else "left")
-    for line in lines:
-        table.add_row(*line)
-    return table
+def decimals(share: float | None, digits: int = 1) -> str:
+    """A share in percent, without the sign."""
+    return "–" if share is None else f"{100 * share:.{digits}f}"
 
 
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -30,5 +47,5 @@ def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str
 
 
 def latex(text: str) -> str:
-    """``text`` with LaTeX's special characters escaped."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    """``text`` as LaTeX: special characters are escaped, and the signs of the paper become ASCII."""
+    return re.sub("|".join(map(re.escape, LATEX)), lambda match: LATEX[match[0]], text)

@@ -1,19 +1,56 @@
-"""What the records of a run amount to, in plain sentences and one word."""
+"""What the records of a run amount to, in one word and in plain sentences; how numbers are printed.
+
+An upper bound is printed rounded up and a radius rounded down, so that every printed inequality is true.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
 import numpy as np
 
-from lipcert.reports.runs import Run
+from lipcert.records import AttackRecord
+from lipcert.reports.tables import decimals
+from lipcert.runs import Run
 
 Status = Literal["proved", "assumed", "not audited", "not certified", "refuted"]
-NAMES = {"autoattack": "AutoAttack", "pgd": "PGD", "quick": "A quick attack"}
+ATTACKS = {"autoattack": "AutoAttack", "pgd": "PGD", "quick": "a quick attack"}
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return "–" if share is None else f"{100 * share:.{digits}f}\u00a0%"  # a space that does not break
+    return decimals(share, digits) + ("" if share is None else "\u00a0%")  # a space that does not break
+
+
+def constant(value: float | None, digits: int = 9) -> str:
+    """An upper bound of a Lipschitz constant, rounded up; ∞ where there is none."""
+    return "∞" if value is None else _rounded(value, digits, ROUND_CEILING)
+
+
+def lower(value: float) -> str:
+    """A lower bound of a Lipschitz constant, rounded down."""
+    return _rounded(value, 6, ROUND_FLOOR)
+
+
+def short(radius: float) -> str:
+    """A radius, rounded down: three decimals, or two significant digits below 0.01."""
+    digits = 3 if radius >= 0.01 or not radius else 1 - math.floor(math.log10(radius))
+    return _rounded(radius, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, direction: str) -> str:
+    if not math.isfinite(value):
+        return "∞"
+    exact = Decimal(value)
+    last = max(-digits, exact.adjusted() - 11)  # large numbers have at most 12 digits
+    rounded = exact.quantize(Decimal(1).scaleb(last), direction)
+    return f"{rounded:f}" if not value or 1e-6 <= abs(value) < 1e9 else f"{rounded}".lower()
+
+
+def attack_name(attack: AttackRecord) -> str:
+    return ATTACKS.get(attack.method, attack.method)
 
 
 def status(run: Run) -> Status:
@@ -22,64 +59,65 @@ def status(run: Run) -> Status:
         return "refuted"
     if not run.examples:
         return "not certified"
-    if run.audit is None:
+    if run.audited is None:
         return "not audited"
-    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audit.layers) else "proved"
+    return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audited.layers) else "proved"
 
 
-def verdict(run: Run) -> list[str]:
-    """What is certified, what the audit found, what the attacks found; or the command that would tell."""
-    return [_certified(run), _audited(run), *_assumed(run), _attacked(run)]
+def verdict(run: Run, test_images: int | None) -> Iterator[str]:
+    """What is certified, what the audit proved and what attacks found; or the command that would tell."""
+    yield _certified(run, test_images)
+    yield _audited(run)
+    if run.certificate is not None and run.certificate.assumes:
+        assumed = " and ".join(run.certificate.assumes).replace("ulp", "units in the last place")
+        yield f"The radii assume that the platform computes {assumed}; lipcert check verifies everything else."
+    yield from (_attacked(attack) for attack in run.attacks)
+    if not run.attacks:
+        yield f"It has not been attacked yet: run lipcert attack {run.where}."
 
 
-def _certified(run: Run) -> str:
+def _certified(run: Run, test_images: int | None) -> str:
     if not run.examples:
         return f"No radius is certified yet: run lipcert certify {run.where}."
     count = len(run.examples)
-    told = (
-        f"{percent(run.certified(36 / 255))} of {count:,} test images are classified correctly, with a proof that "
-        f"no perturbation within 36/255 changes that; unperturbed, {percent(run.natural)} are."
+    which = "the" if test_images in (None, count) else "the first"
+    sentences = (
+        f"{percent(run.certified(36 / 255))} of {which} {count:,} test images are classified correctly, with a "
+        f"proof that no perturbation within 36/255 changes the answer. Without perturbation, "
+        f"{percent(run.natural)} are classified correctly."
     )
     if not run.correct.any():
-        return told
-    return told + f" Half of the right answers hold within {float(np.median(run.radii[run.correct])):.3f}."
+        return sentences
+    median = short(np.median(run.radii[run.correct]))
+    return f"{sentences} Half of the correct answers have a radius of {median} or more."
 
 
 def _audited(run: Run) -> str:
-    if run.audit is None:
-        return f"The layers are not audited here: run lipcert audit {run.where}."
-    layers = run.audit.layers
+    if run.audited is None:
+        return f"The layers have not been audited: run lipcert audit {run.where}."
+    layers = run.audited.layers
     bad = [layer for layer in layers if layer.verdict in ("REFUTED", "UNKNOWN")]
     if bad:
-        return f"Layer {bad[0].name} ({bad[0].op}) is {bad[0].verdict}: nothing here may be relied on."
+        return f"Layer {bad[0].name} ({bad[0].op}) is {bad[0].verdict}: do not rely on any number here."
     assumed = [layer.name for layer in layers if layer.verdict == "ASSUMED"]
-    how = f"proved, but {', '.join(assumed)} assumed on a user's word" if assumed else "proved"
+    but = f" except {', '.join(assumed)}, for which the user declared a constant" if assumed else ""
+    backbone, whole = (
+        constant(bound, 5).rstrip("0").rstrip(".") for bound in (run.audited.backbone, run.audited.lipschitz)
+    )
     return (
-        f"All {len(layers)} layers are {how}; L\u00a0≤\u00a0{run.audit.backbone:.6g} before the last linear map, "
-        f"L\u00a0≤\u00a0{run.audit.lipschitz:.6g} for the whole."
+        f"All {len(layers)} layers are proved{but}. The Lipschitz constant is at most {backbone} before the last "
+        f"linear map and at most {whole} for the whole network."
     )
 
 
-def _assumed(run: Run) -> list[str]:
-    """What the certificate rests on beside IEEE arithmetic."""
-    assumes = () if run.certificate is None else run.certificate.assumes
-    if not assumes:
-        return []
-    return [
-        f"The radii allow for rounding under one assumption: the platform computes {' and '.join(assumes)} (units "
-        "in the last place). The checker verifies everything else."
-    ]
-
-
-def _attacked(run: Run) -> str:
-    if run.attack is None or not run.attack.rows:
-        return f"No attack has tested it yet: run lipcert attack {run.where}."
-    row, name = run.attack.rows[0], NAMES.get(run.attack.method, run.attack.method)
-    if run.attack.all:
-        told = f"{name} attacked every right answer among {row.examples:,} images and broke none that is certified."
-    else:
-        told = f"{name} attacked the right answers without a certificate among {row.examples:,} images."
-    stand, proved = percent(row.attacked), percent(row.certified)
-    if stand == proved:
-        return f"{told} At {row.eps} only what is certified withstood: their robust accuracy is {proved}."
-    return f"{told} At {row.eps} the robust accuracy of these images lies between {proved} (proved) and {stand}."
+def _attacked(attack: AttackRecord) -> str:
+    row, name = attack.rows[0], attack_name(attack)
+    which = "all correct answers" if attack.all else "the correct answers without a certificate"
+    broken = ", and broke none with a certificate" if attack.all else ""
+    sentence = f"{name[0].upper()}{name[1:]} tried {which} among {row.examples:,} images{broken}."
+    if row.attacked == row.certified:
+        return f"{sentence} At {row.eps} the robust accuracy of these images is exactly {percent(row.certified)}."
+    return (
+        f"{sentence} At {row.eps} the robust accuracy of these images lies between {percent(row.certified)} "
+        f"(proved) and {percent(row.attacked)} (under attack)."
+    )

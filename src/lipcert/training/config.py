@@ -8,9 +8,12 @@ processes are equal bit for bit.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lipcert.errors import ReadableErrors
 
 Augmentation = Literal["none", "flip", "crop-flip", "sll", "aol"]
 Loss = Literal[
@@ -35,65 +38,75 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {  # fields below that each loss of
 }
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(ReadableErrors, BaseModel):
     """One training run. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = "sll_tiny"
-    """A name from `lipcert models`."""
+    """Name of an architecture, see `lipcert models`."""
     overrides: dict[str, int | float | str | tuple[float, ...]] = {}
-    """Fields of the architecture to change, such as dense_layers 3; `lipcert models NAME` shows them all."""
+    """Fields of the architecture to change, such as dense_layers 3. `lipcert models NAME` lists them."""
     data: str = "digits"
-    """A data set from `lipcert data list`, or a path."""
+    """Name of a data set, see `lipcert data list`, or a path."""
     data_root: str | None = None
-    """Where prepared data live; None for the default."""
+    """Folder of prepared data sets. None means the default."""
+    init: str | None = None
+    """Start from these weights: a run folder or a model.safetensors of the same architecture."""
     epochs: int = Field(default=10, ge=1)
+    """Passes over the training images."""
     steps: int | None = Field(default=None, ge=1)
-    """Stop after so many steps, wherever in an epoch that is; None for the epochs above."""
+    """Number of steps, instead of a number of epochs."""
     batch_size: int = Field(default=256, ge=1)
-    """Over all processes."""
-    learning_rate: float = Field(default=0.01, gt=0)
+    """Images in a step, over all processes."""
+    learning_rate: Annotated[float, tyro.conf.arg(aliases=("--lr",))] = Field(default=0.01, gt=0)
+    """Largest learning rate of the schedule."""
     schedule: Literal["triangular", "linear"] = "triangular"
-    """Of the learning rate: the paper's, or up over a tenth of the run and down to 0, better for short runs."""
+    """Schedule of the learning rate: the paper's, or a linear one that is better for short runs."""
     beta1: float = Field(default=0.5, ge=0, lt=1)
+    """Adam's decay of the mean gradient."""
     beta2: float = Field(default=0.9, ge=0, lt=1)
+    """Adam's decay of the mean squared gradient."""
     loss: Loss = "offset"
-    """Each is described in `lipcert.losses`; its settings are the next flags, None for the published value."""
+    """Training loss, see `lipcert.losses`. The next flags are its settings; None means the published value."""
     offset: float | None = Field(default=None, ge=0)
-    """offset, logit-annealing: the margin asked for. Larger trades natural for certified accuracy."""
+    """Margin to ask for (offset, logit-annealing). Larger values trade natural for certified accuracy."""
     temperature: float | None = Field(default=None, gt=0)
-    """offset, logit-annealing: smaller looks at the nearest rival only."""
+    """Temperature of the softmax (offset, logit-annealing). Smaller values look at the nearest rival only."""
     beta: float | None = Field(default=None, ge=0)
-    """logit-annealing: how fast the confident stop pulling."""
+    """How fast confident examples stop contributing (logit-annealing)."""
     margin: float | None = Field(default=None, ge=0)
-    """multi-margin, hkr: of the hinge."""
+    """Hinge margin (multi-margin, hkr)."""
     weight: float | None = Field(default=None, ge=0)
-    """margin-boosting: of the rivals' term."""
+    """Weight of the rivals' term (margin-boosting)."""
     epsilon: float | None = Field(default=None, gt=0)
-    """emma: the radius trained for, reached after half of the run; None for 108/255."""
+    """Radius to train for, reached after half of the run (emma). None means 108/255."""
     gamma: float | None = Field(default=None, ge=0)
-    """certificate: weight of the radius beside the cross entropy."""
+    """Weight of the radius beside the cross entropy (certificate)."""
     alpha: float | None = Field(default=None, ge=0, le=1)
-    """hkr: share of the hinge."""
+    """Share of the hinge (hkr)."""
     augment: Augmentation = "none"
+    """Data augmentation of the training images."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of the gradient; None for no clipping."""
+    """Largest norm of the gradient. None means no clipping."""
     precision: Literal["no", "bf16", "fp16"] = "no"
-    """Autocast of the products; T is computed in float32 whatever this says."""
+    """Mixed precision of the products; T is always computed in float32. fp16 needs a CUDA device."""
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """Decay of an average of the weights, which is then what is evaluated and saved; None for none."""
+    """Decay of an average of the weights, which is then evaluated and saved. None means no average."""
     validation: int = Field(default=0, ge=0)
-    """Training images held out and evaluated instead of the test set; 0 evaluates the test set."""
+    """Number of training images to hold out and evaluate instead of the test set."""
     evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between evaluations; the last epoch is always evaluated."""
+    """Epochs between two evaluations. The last epoch is always evaluated."""
     checkpoint_every: float = Field(default=60.0, gt=0)
-    """Seconds between checkpoints, beside the one at the end of each epoch."""
+    """Seconds between two checkpoints within an epoch. The end of an epoch is always saved."""
     seed: int = 0
+    """Random seed."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device to train on; auto takes CUDA where there is one. Certification always runs on the CPU."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of torch; None leaves torch's choice."""
+    """Number of CPU threads. None leaves the choice to torch."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (pip install tensorboard)."""
+    """Also write TensorBoard events into the run folder (extra 'train')."""
 
     @model_validator(mode="after")
     def _settings_are_of_the_loss(self) -> TrainConfig:
@@ -101,7 +114,7 @@ class TrainConfig(BaseModel):
         for name in sorted({name for names in LOSS_SETTINGS.values() for name in names}):
             if name not in known and getattr(self, name) is not None:
                 takes = ", ".join(known) or "no settings"
-                raise ValueError(f"{name} is no setting of the loss {self.loss!r}, which takes {takes}; drop it")
+                raise ValueError(f"{name} is not a setting of the loss {self.loss!r}, which takes {takes}.")
         return self
 
     def loss_settings(self) -> dict[str, float]:

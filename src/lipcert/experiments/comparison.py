@@ -1,0 +1,147 @@
+"""What a comparison trains, without torch: methods × data × seeds, each method at its own best learning rate.
+
+The budget is CPU time, but a run is a number of *steps*: the cost of a step is measured once, side by side for all
+methods, stored, and divided into the budget. So a run that was killed continues with the very same steps, and
+the table does not depend on what else the machine was doing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from lipcert.experiments.plan import Job, Stage
+from lipcert.training.config import Augmentation, TrainConfig
+
+Key = tuple[str, str]  # data, method
+METHODS = (
+    "sn_surrogate",
+    "cpl_surrogate",
+    "aol",
+    "sll",
+    "sll_shifted",
+    "sll_surrogate",
+    "rescaled",
+    "orthogonal",
+)
+
+
+class Comparison(BaseModel):
+    """What decides the training of a comparison."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    methods: tuple[str, ...] = METHODS
+    """The first part of a model's name; `lipcert models` lists them."""
+    size: str = "tiny"
+    """The last part of a model's name: one architecture family for all methods."""
+    data: tuple[str, ...] = ("digits",)
+    """Data sets from `lipcert data list`, or paths."""
+    data_root: str | None = None
+    """Where prepared data live; None for the default."""
+    seconds: float | None = Field(default=None, gt=0)
+    """CPU seconds of one thread for each run; 60, unless epochs are given."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Train so many epochs instead: equal steps, not equal time."""
+    seeds: int = Field(default=3, ge=1)
+    """Runs of each method, with seeds 0, 1, …"""
+    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    """Tried for each method on held-out training images; one alone is taken as it is."""
+    sweep_share: float = Field(default=0.5, gt=0, le=1)
+    """Budget of one trial of a learning rate, as a share of a run's."""
+    validation: int = Field(default=5000, ge=1)
+    """Training images held out in those trials, at most a fifth of them."""
+    batch_size: int = Field(default=256, ge=1)
+    schedule: Literal["triangular", "linear"] = "linear"
+    """Of the learning rate, see `lipcert train --help`."""
+    offset: float = Field(default=2**-0.5, ge=0)
+    """The margin that the cross entropy asks for."""
+    augment: Augmentation = "none"
+
+    @field_validator("methods", "data", "learning_rates")
+    @classmethod
+    def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
+        if not value or len(set(value)) < len(value):
+            raise ValueError(f"expected at least one, each once; got {list(value)}")
+        return value
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < rate < math.inf for rate in value):
+            raise ValueError(f"expected learning rates above 0; got {list(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Comparison:
+        if self.seconds is not None and self.epochs is not None:
+            raise ValueError("expected seconds or epochs; got both. Drop one")
+        return self
+
+    def steps(self, step_seconds: float, images: int) -> int:
+        """How many steps a run takes, from the cost of one and the number of training images."""
+        if self.epochs is not None:
+            return self.epochs * -(-images // self.batch_size)
+        return max(1, int((self.seconds or 60.0) / step_seconds))
+
+    def config(
+        self, data: str, method: str, learning_rate: float, steps: int, *, seed: int = 0, validation: int = 0
+    ) -> TrainConfig:
+        """One run, single-threaded, evaluated at its end."""
+        return TrainConfig(
+            model=f"{method}_{self.size}",
+            data=data,
+            data_root=self.data_root,
+            steps=steps,
+            batch_size=self.batch_size,
+            learning_rate=learning_rate,
+            schedule=self.schedule,
+            offset=self.offset,
+            augment=self.augment,
+            evaluate_every=10**9,
+            validation=validation,
+            seed=seed,
+            threads=1,
+        )
+
+
+def sweep(plan: Comparison, steps: Mapping[Key, int], held: Mapping[str, int]) -> list[Job]:
+    """The trials of learning rates, on held-out training images; none where there is nothing to choose."""
+    if len(plan.learning_rates) == 1:
+        return []
+    return [
+        Job(
+            f"sweep/{slug(data)}-{method}-{rate:g}",
+            plan.config(
+                data, method, rate, max(1, round(steps[data, method] * plan.sweep_share)), validation=held[data]
+            ),
+        )
+        for data in plan.data
+        for rate in plan.learning_rates
+        for method in plan.methods
+    ]
+
+
+def finals(
+    plan: Comparison, steps: Mapping[Key, int], rates: Mapping[Key, float], stages: tuple[Stage, ...] = ()
+) -> list[Job]:
+    """The runs of the table; all methods of one seed before the next, so that a part is a fair part."""
+    return [
+        Job(
+            f"runs/{slug(data)}-{method}-{seed}",
+            plan.config(data, method, rates[data, method], steps[data, method], seed=seed),
+            stages,
+        )
+        for data in plan.data
+        for seed in range(plan.seeds)
+        for method in plan.methods
+    ]
+
+
+def slug(data: str) -> str:
+    """A data set's name, or the end of its path, as part of a folder's name."""
+    last = data.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    return "".join(letter if letter.isalnum() or letter in "_." else "_" for letter in last) or "data"
