@@ -289,7 +289,7 @@ class _Vouched(_Louder):
 def test_a_subclass_a_hook_or_a_patch_does_not_inherit_the_proof():
     for layer in (_Louder(4, 3), lc.ResidualLinear(4, 3, bound=_Mine())):
         for ask in (lc.lipschitz_bound, lambda layer: layer.lipschitz_bound()):
-            with pytest.raises(lc.NotCertified, match="nobody vouches"):
+            with pytest.raises(lc.NotCertified, match="does not define"):
                 ask(layer)
     assert lc.lipschitz_bound(_Vouched(4, 3)) == 5.0
     for layer in (lc.ResidualLinear(4, 3), lc.layers.MaxMin(), nn.ReLU(), nn.Sequential(nn.ReLU())):

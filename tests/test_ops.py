@@ -16,11 +16,12 @@ from lipcert import check
 from lipcert.certified import audit, ops
 from lipcert.certified.certificate import write_certificate
 from lipcert.certified.filtered import FilteredClassifier
-from lipcert.certified.freeze import freeze, prove
+from lipcert.certified.freeze import _RULES, freeze, prove
 from lipcert.certified.network import Network, Node
 from lipcert.certified.op import Op, Proof
 from lipcert.certified.records import Records, describe, rebuild
 from lipcert.verified.rounding import U32, U64
+from table import LAYERS
 
 
 def refused_or_at_least(model, shape, true):
@@ -235,6 +236,48 @@ def test_freezing_a_frozen_network_copies_it():
     before = second[0].weight.clone()
     first[0].weight.mul_(7)
     assert torch.equal(second[0].weight, before)
+
+
+class Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x):
+        return self.weight.to(x.dtype) * x
+
+
+_SHARED = ops.Linear(torch.eye(2), None)
+LIVE = {
+    **{name: (entry.make, entry.shape) for name, entry in LAYERS.items()},
+    "linear": (lambda: nn.Linear(3, 2), (3,)),
+    "conv": (lambda: nn.Conv2d(2, 3, 3), (2, 5, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(2, 3, 3), (2, 5, 5)),
+    "batch norm": (lambda: nn.BatchNorm2d(2).eval(), (2, 4, 4)),
+    "prelu": (lambda: nn.PReLU(2), (2, 4, 4)),
+    "ruled": (Doubled, (3,)),
+    "flexible": (lambda: Network([Node("a", ops.Flexible(lambda shape: _SHARED))]), (2,)),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", LIVE)
+def test_what_is_proved_shares_no_tensor_with_the_module(name, frozen, monkeypatch):
+    # A proof is about the numbers of its moment: training on must not change what it runs.
+    monkeypatch.setitem(_RULES, Doubled, lambda module: 2.0)
+    make, shape = LIVE[name]
+    model = freeze(make()) if frozen else make().eval()
+    proved = prove(model, shape)
+    x = torch.rand(2, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        before = [value.clone() for value in proved.run(x)]
+        for tensor in [*model.parameters(), *model.buffers(), _SHARED.weight]:
+            tensor.mul_(3)
+        try:
+            after = proved.run(x)
+        finally:
+            _SHARED.weight.copy_(torch.eye(2))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 # --- 4. Files ---

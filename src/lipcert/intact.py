@@ -108,7 +108,7 @@ def all_finite(tensor: Tensor) -> bool:
 def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
     """Raise ``NotCertified`` unless ``module`` itself, not its children, runs the code and tensors that it shows.
 
-    ``tensors=False`` leaves out its tensors: for a module whose constant is its author's word.
+    ``tensors=False`` leaves out its tensors: for a module whose constant its author declares.
     """
     _require_no_hooks(module)
     _require_own_methods(module)

@@ -82,7 +82,7 @@ class _AbsoluteProduct(torch.autograd.Function):
         if u is None:
             return None, None, None
         with no_autocast(taps):
-            if torch.is_grad_enabled():  # someone wants a second derivative
+            if torch.is_grad_enabled():  # for a second derivative
                 return *_plain_gradients(taps, a, u), None
             in_taps = in_a = None
             if ctx.needs_input_grad[0]:

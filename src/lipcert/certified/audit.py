@@ -110,18 +110,22 @@ def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditRepor
     start = points.detach().double().cpu()
     with torch.no_grad():
         values = [*proved.run(start), start]  # so that the place −1 is the input
-        layers = tuple(_audit_layer(part, values[part.inputs[0]]) for part in proved.parts)
-    whole = _stretch(proved, start)
+        layers = tuple(
+            _audit_layer(part, values[part.inputs[0]], values[index]) for index, part in enumerate(proved.parts)
+        )
+        whole = _stretch(proved, start, values)
     pairwise, assumes = proved.pairwise(), proved.assumes
     return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes)
 
 
-def _audit_layer(part: Part, x: Tensor) -> LayerAudit:
+def _audit_layer(part: Part, x: Tensor, value: Tensor) -> LayerAudit:
+    """``value`` is what the part computes, which is of x alone unless it has several inputs."""
     proof, usable = part.proof, torch.isfinite(x).flatten(1).all(dim=1)
     stretch = Stretch(0.0, x[:0], x[:0])
     if bool(usable.any()):
         alone = Proved((Part(part.name, (-1,) * len(part.inputs), part.step, proof),), tuple(x.shape[1:]))
-        stretch = _stretch(alone, x[usable])
+        values = [value[usable], x[usable]] if len(part.inputs) == 1 else None
+        stretch = _stretch(alone, x[usable], values)
     verdict = "ASSUMED" if proof.assumed else "PROVED" if proof.proved else "UNKNOWN"
     refuted = contradicts(stretch, part)
     return LayerAudit(
@@ -135,20 +139,24 @@ def _audit_layer(part: Part, x: Tensor) -> LayerAudit:
     )
 
 
-def _stretch(proved: Proved, x: Tensor) -> Stretch:
-    """Two points that the parts move apart as far as possible; large networks are searched in float32."""
+def _stretch(proved: Proved, x: Tensor, values: list[Tensor] | None) -> Stretch:
+    """Two points that the parts move apart as far as possible; large networks are searched in float32.
+
+    ``values`` is what every part computes at x, and then x itself, if that is known.
+    """
     large = _large(proved)
     return stretch_estimate(
         lambda x: proved.run(x, fast=large)[-1],
         x,
         dtype=torch.float32 if large else torch.float64,
-        measure=lambda x: _measure(proved, x),
+        measure=lambda x: _measure(proved, [*proved.run(x), x]),
+        at_points=None if values is None else _measure(proved, values),
         upper=proved.lipschitz,
     )
 
 
 def _large(proved: Proved) -> bool:
-    """Whether a search in float32 saves seconds. Someone's own module may not run in it."""
+    """Whether a search in float32 saves seconds. A user's own module may not run in it."""
     if any(part.proof.assumed for part in proved.parts):
         return False
     tensors = sum(tensor.numel() for part in proved.parts for tensor in part.step.buffers())
@@ -182,10 +190,9 @@ def contradicts(stretch: Stretch, part: Part) -> bool:
     return moved - claim >= excess / 4
 
 
-def _measure(proved: Proved, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What is computed at these points, and a bound of ‖computed − exact‖: err ← L·err + e(‖ẑ‖ + err)."""
-    values = [*proved.run(x), x]
-    errors: dict[int, Tensor] = {-1: torch.zeros(len(x), dtype=torch.float64)}
+def _measure(proved: Proved, values: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What is computed last, and a bound of ‖computed − exact‖: err ← L·err + e(‖ẑ‖ + err); the input is −1."""
+    errors: dict[int, Tensor] = {-1: torch.zeros(len(values[-1]), dtype=torch.float64)}
     for index, part in enumerate(proved.parts):
         proof = part.proof
         sizes = [(values[p].flatten(1).norm(dim=1) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs]

@@ -133,8 +133,8 @@ def _stateable(value: float) -> bool:
 
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flat(one)
+        for item in value:
+            yield from _flat(item)
     else:
         yield value
 

@@ -119,9 +119,9 @@ def certify(
     for start in range(0, len(images), batch_size):
         part = slice(start, start + batch_size)
         wanted = None if labels is None else labels[part].cpu().long()
-        one = _certify_batch(proved, images[part].double().cpu(), wanted, arithmetic)
-        for kept, value in zip((radii, guesses, errors), one, strict=True):
-            kept.append(value)
+        results = _certify_batch(proved, images[part].double().cpu(), wanted, arithmetic)
+        for column, value in zip((radii, guesses, errors), results, strict=True):
+            column.append(value)
         show(min(start + batch_size, len(images)), len(images))
     empty = torch.zeros(0)
     joined = [torch.cat(values) if values else empty for values in (radii, guesses, errors)]
@@ -142,7 +142,7 @@ def certify(
         labels,
         proved.backbone,
         arithmetic
-        if arithmetic == "float64" or _rounding_known(proved)
+        if arithmetic == "float64" or proved.rounding_known
         else "real, up to the rounding of the logits",
         tuple(part.name for part in proved.parts if part.proof.assumed),
         joined[2].double(),
@@ -176,7 +176,6 @@ def usable_chain(model: nn.Module | Proved, inputs: Tensor, arithmetic: str) -> 
 
 def require_rounding(proved: Proved) -> None:
     """Raise ``NotCertified`` unless the rounding error of every part has a bound."""
-    one = torch.ones(1, dtype=torch.float64)
     for part in proved.parts:
         proof = part.proof
         if proof.error is not None and not proof.largest <= LARGEST[U64]:
@@ -185,7 +184,7 @@ def require_rounding(proved: Proved) -> None:
                 f"large as {proof.largest:.3g} (or their reciprocals). Rescale the layer, or pass "
                 "arithmetic='real' to certify the exact function."
             )
-        if not bool(torch.isfinite(proof.error_bound(one, U64)).all()):
+        if not proof.rounding_known:
             raise NotCertified(
                 f"{part.name} ({part.op.strip('<>')}) has no bound of its rounding error, so nothing can be "
                 "certified in float64. Pass arithmetic='real' to certify the exact function."
@@ -193,7 +192,7 @@ def require_rounding(proved: Proved) -> None:
 
 
 def require_not_refuted(proved: Proved, inputs: Tensor, samples: int = 4) -> None:
-    """Raise ``NotCertified`` if two points contradict a constant that is only someone's word."""
+    """Raise ``NotCertified`` if two points contradict a constant that is only declared."""
     if not any(part.proof.assumed for part in proved.parts):
         return
     some = inputs.detach().clone().double().cpu()
@@ -309,7 +308,7 @@ def _certify_batch(
     constants = (distances * (proved.backbone * ROUND)).clamp_min(2.0**-1000)
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
     ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
-    known = arithmetic == "float64" or _rounding_known(proved)
+    known = arithmetic == "float64" or proved.rounding_known
 
     def within(ball: Tensor) -> tuple[Tensor, Tensor]:
         """Radii whose rounding terms hold in that ball, and those terms."""
@@ -329,11 +328,6 @@ def _certify_batch(
         terms = torch.where(lost[:, None], fewer, terms)
     usable = (predictions == labels) & torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
     return torch.where(usable, radii, 0.0), predictions, times * terms.amax(dim=1)
-
-
-def _rounding_known(proved: Proved) -> bool:
-    one = torch.ones(1, dtype=torch.float64)
-    return all(bool(torch.isfinite(part.proof.error_bound(one, U64)).all()) for part in proved.parts)
 
 
 def rivals_of(proved: Proved, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -377,7 +371,7 @@ def output_interval(
         )
     proved = usable_chain(model, inputs, arithmetic)
     exact = arithmetic == "real"
-    if exact and not _rounding_known(proved):
+    if exact and not proved.rounding_known:
         warnings.warn(
             "these bounds hold up to the rounding of a float64 evaluation, because a layer has no rounding bound.",
             stacklevel=2,

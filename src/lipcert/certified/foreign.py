@@ -63,8 +63,8 @@ def flatten(start: int, end: int, shape: Shape) -> Op:
 
 def unflatten(dim: Any, sizes: Sequence[int], shape: Shape) -> Op:
     axis = example_axis(inner_axis(dim), shape)
-    known = math.prod(size for size in sizes if size != -1)
-    filled = tuple(shape[axis] // max(known, 1) if size == -1 else int(size) for size in sizes)
+    product = math.prod(size for size in sizes if size != -1)
+    filled = tuple(shape[axis] // max(product, 1) if size == -1 else int(size) for size in sizes)
     require(math.prod(filled) == shape[axis], f"{shape[axis]} entries cannot be arranged as {tuple(sizes)}.")
     return reshape(shape, (*shape[:axis], *filled, *shape[axis + 1 :]))
 
@@ -226,10 +226,10 @@ def avg_pool(axes: int, module: Any, shape: Shape) -> Op:
     settings = (_each(v, axes) for v in (module.kernel_size, stride, module.padding))
     override = getattr(module, "divisor_override", None)
     require(override is None or override > 0, f"its divisor must be positive, got {override}.")
-    kept = len(shape) - axes
-    windows: list[Any] = [None] * kept
-    divisors: list[Any] = [None] * kept
-    for size, k, s, p in zip(shape[kept:], *settings, strict=True):
+    leading = len(shape) - axes
+    windows: list[Any] = [None] * leading
+    divisors: list[Any] = [None] * leading
+    for size, k, s, p in zip(shape[leading:], *settings, strict=True):
         spans, parts = [], []
         for index in range(_count(size, k, s, p, 1, module.ceil_mode)):
             start, end = index * s - p, min(index * s - p + k, size + p)

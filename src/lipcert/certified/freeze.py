@@ -27,7 +27,7 @@ from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
 from lipcert.certified import foreign, ops
 from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
 from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
-from lipcert.certified.op import Op, Shape, finite
+from lipcert.certified.op import Op, Shape, finite, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
@@ -49,7 +49,7 @@ Builder = Callable[[np.ndarray, np.ndarray | None], ops.Residual]  # of γ and a
 
 
 def register_rule(kind: type, constant: float | Callable[[Any], float]) -> None:
-    """Vouch for modules of exactly this type: their Lipschitz constant, or a function of the module that gives it.
+    """Declare the Lipschitz constant of modules of exactly this type, or a function of the module that gives it.
 
     What rests on it is marked ASSUMED. Rounding errors of such a module are unknown, so ``certify`` needs
     ``arithmetic="real"``.
@@ -237,7 +237,7 @@ class _Graph:
         if isinstance(module, LipschitzLayer):
             return [_assumed(module, module.lipschitz_bound(), "its author's")]
         raise NotCertified(
-            "no rule proves a constant for this module. Replace it, or vouch for it with lipcert.register_rule."
+            "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
         )
 
     def _append(self, steps: list[Op], name: str, source: str) -> str:
@@ -253,7 +253,7 @@ class _Graph:
         renamed = {INPUT: source}
         for node in network.nodes:
             renamed[node.name] = f"{name}.{node.name}" if name else node.name
-            inputs = tuple(renamed[one] for one in node.inputs)
+            inputs = tuple(renamed[name] for name in node.inputs)
             try:
                 self.nodes.append(Node(renamed[node.name], _own(node.op), inputs))
             except NotCertified as refusal:
@@ -282,7 +282,7 @@ def _own(op: Op) -> Op:
     for part in (op, *(op._made.values() if isinstance(op, Flexible) else ())):
         require_intact(part)
         if type(part) not in (*ops.CLASSES, Function, Flexible, ops.OpenConvTranspose, Assumed):
-            raise NotCertified("only the ops of lipcert are proved. Vouch for it with lipcert.register_rule.")
+            raise NotCertified("only the ops of lipcert are proved. Declare one with lipcert.register_rule.")
     if isinstance(op, Assumed):
         require_intact(op.module, tensors=False)
         return _assumed(op.module, op.declared, op.method)
@@ -294,7 +294,7 @@ def _assumed(module: nn.Module, constant: float, method: str) -> Op:
         raise NotCertified(f"its constant must be finite and at least 0, got {constant}. Correct its rule.")
     copied = copy.deepcopy(module)
     for part in copied.modules():
-        if getattr(part, "inplace", False):  # an input may be someone's, or another branch's
+        if getattr(part, "inplace", False):  # its input may be used elsewhere
             part.inplace = False  # type: ignore[assignment]
     return Assumed(copied, constant, method)
 
@@ -409,16 +409,18 @@ def _geometry(operator: Conv) -> tuple[Any, ...]:
 def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np.ndarray]:
     """Of a layer with W, b, σ and a choice of T: ops of the weight to store, it, the bias, γ = 1/T and a witness q.
 
-    Where T is the row sums of a known q, it is computed by ``verified``, which needs them anyway.
+    Where T is the row sums of a known q, it comes from ``verified``, which computes them anyway.
     """
     bound, count = layer.bound, layer.operator.outputs
     q = bound.witness(count) if type(bound) in (AOL, SLL, Rescaled) else None
     if q is None:
-        double = copy.deepcopy(layer).double()
+        double = _doubled(layer)
         unit, scale = double.bound.prepare(double.weight)
         columns, t = double.bound(double.arrange(unit))
     else:
-        unit, scale = bound.prepare(layer.weight.detach())
+        # Where the scale is multiplied back, float32 would lose digits of numbers below 2⁻¹²⁶.
+        given = layer.weight.detach()
+        unit, scale = bound.prepare(given if layer.activation.homogeneous else given.double())
         columns, t = layer.arrange(unit), torch.empty(0)
     used = unit if isinstance(layer.operator, Conv) else columns.matrix()
     factor = torch.ones_like(scale)
@@ -433,7 +435,7 @@ def _numbers(layer: Any) -> tuple[Builder, Tensor, Tensor | None, np.ndarray, np
     else:
         sums = _builder(layer, weight, None, proofs)(np.ones(count, np.float32), q).row_sums(None)
         assert sums is not None
-        t = torch.from_numpy(sums.total())
+        t = torch.from_numpy(sums.estimate())
         if not isinstance(bound, AOL):
             t = without_dead_columns(columns, t)
     living = alive(t) & (t > LEAST_T) & (t < 1 / LEAST_T) & fits
@@ -482,7 +484,7 @@ def _general(layer: forms.General) -> list[Op]:
         minus = taps
     joined = torch.cat((weight.cpu(), minus), dim=1)
     expansion = _verified(_builder(layer, joined, bias), target / 2, q)
-    mixing = torch.cat(copy.deepcopy(layer).double().contraction(), dim=1)
+    mixing = torch.cat(_doubled(layer).contraction(), dim=1)
     last = _contracted(_pixelwise_map if image else _dense_map, mixing, _norm)
     pad = flexible(foreign.pad_channels, layer.operator.inputs + layer.operator.outputs, 1 if image else -1)
     return [pad, expansion, last]
@@ -515,23 +517,24 @@ def _pixelwise_map(weight: Tensor) -> Op:
     return ops.Conv(weight[:, :, None, None], None, (1, 1), ((0, 0), (0, 0)), (1, 1))
 
 
+def _doubled(layer: Any) -> Any:
+    """A copy of the layer in float64."""
+    return copy.deepcopy(layer).double()
+
+
 def _bias(layer: Any) -> Tensor | None:
     return None if layer.bias is None else layer.bias.detach().float()
 
 
 def _linear(layer: forms.Affine) -> list[Op]:
-    weight, bias = copy.deepcopy(layer).double().scaled_weight(), _bias(layer)
+    weight, bias = _doubled(layer).scaled_weight(), _bias(layer)
     return [_contracted(lambda stored: ops.Linear(stored, bias), weight, _norm)]
 
 
 def _conv(layer: forms.Affine) -> list[Op]:
-    weight = copy.deepcopy(layer).double().scaled_weight().float()  # its constant is what is proved later, near 1
+    weight = _doubled(layer).scaled_weight().float()  # its constant is what is proved later, near 1
     assert isinstance(layer.operator, Conv)
     return [ops.Conv(weight, _bias(layer), *_geometry(layer.operator))]
-
-
-def _head(layer: head.NormalizedHead) -> list[Op]:
-    return [ops.Linear(copy.deepcopy(layer).double().unit_weight().float(), _bias(layer))]
 
 
 # --- Circular convolutions: in the basis of their image's waves, or as plain ones where they have few taps ---
@@ -566,7 +569,7 @@ def _around(weight: Tensor) -> tuple[Any, ...]:
 
 def _orthogonal_conv(layer: forms.OrthogonalConv2d) -> list[Op]:
     basis, bias, image = _waves_of(layer), _bias(layer), (layer.operator.inputs, *layer.operator.image)
-    kernel = copy.deepcopy(layer).double().kernel()
+    kernel = _doubled(layer).kernel()
 
     def norm(op: ops.Affine) -> float:
         return op.norm(image).value
@@ -581,7 +584,7 @@ def _orthogonal_conv(layer: forms.OrthogonalConv2d) -> list[Op]:
 
 def _orthogonal_residual(layer: forms.OrthogonalResidualConv2d) -> list[Op]:
     basis, image = _waves_of(layer), (layer.operator.inputs, *layer.operator.image)
-    kernel = copy.deepcopy(layer).double().kernel()
+    kernel = _doubled(layer).kernel()
     ones = torch.ones(layer.operator.outputs)
     bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
     sigma = layer.activation.name
@@ -598,13 +601,13 @@ def _orthogonal_residual(layer: forms.OrthogonalResidualConv2d) -> list[Op]:
 
 def _sandwich_linear(layer: forms.SandwichLinear) -> list[Op]:
     inputs, outputs = layer.operator.inputs, layer.operator.outputs
-    residual = _sandwiched(layer, copy.deepcopy(layer).double().kernel(), None)
+    residual = _sandwiched(layer, _doubled(layer).kernel(), None)
     pad = flexible(foreign.pad_channels, inputs + outputs, -1)
     return [pad, residual, flexible(foreign.take_channels, inputs, outputs, -1)]
 
 
 def _sandwich_conv(layer: forms.SandwichConv2d) -> list[Op]:
-    kernel, outputs = copy.deepcopy(layer).double().kernel(), layer.operator.outputs
+    kernel, outputs = _doubled(layer).kernel(), layer.operator.outputs
     residual = _sandwiched(layer, kernel, layer.operator.image)
     pad = flexible(foreign.pad_channels, kernel.shape[1], 1)
     take = flexible(foreign.take_channels, kernel.shape[1] - outputs, outputs, 1)
@@ -617,13 +620,13 @@ def _sandwiched(layer: Any, joined: Tensor, image: tuple[int, int] | None) -> Op
 
     A positively homogeneous σ sees Ψ in b alone: then W = [B −A]ᵀ, γ = 1 and the bias is Ψb/√2.
     """
-    psi, one = layer.psi().double(), torch.ones(len(joined))
+    psi, ones = layer.psi().double(), torch.ones(len(joined))
     outputs, sigma = layer.operator.outputs, layer.activation.name
-    weight, target = torch.cat((joined[:, outputs:], -joined[:, :outputs]), dim=1), one.double()
-    bias = scaled_bias(layer.bias, 1 / psi, one)
+    weight, target = torch.cat((joined[:, outputs:], -joined[:, :outputs]), dim=1), ones.double()
+    bias = scaled_bias(layer.bias, 1 / psi, ones)
     if not layer.activation.homogeneous:
         weight = weight * (math.sqrt(2) / psi).view(-1, *[1] * (weight.ndim - 1))
-        target, bias = psi.square() / 2, scaled_bias(layer.bias, one[0], one)
+        target, bias = psi.square() / 2, scaled_bias(layer.bias, ones[0], ones)
     elif bias is not None:
         bias = bias / math.sqrt(2)
     bias = None if bias is None else bias.float()
@@ -669,15 +672,14 @@ def _householder(layer: activation.Householder) -> list[Op]:
     return [ops.ResidualLinear(stored, ones, None, None, "relu", inner_axis(layer.dim), pairs)]
 
 
-def _pool(layer: shape.ScaledAvgPool2d) -> list[Op]:
-    return [flexible(_scaled_pool, layer.kernel_size)]
+def _require_blocks(kernel: tuple[int, int], image: Shape) -> None:
+    fits = len(image) == 3 and all(size % k == 0 for size, k in zip(image[1:], kernel, strict=True))
+    require(fits, f"it needs images whose sides are divisible by {kernel}, got shape {image}.")
 
 
 def _scaled_pool(kernel: tuple[int, int], image: Shape) -> Op:
     """The sum of each block divided by the root of its size: norm 1."""
-    fits = len(image) == 3 and all(size % k == 0 for size, k in zip(image[1:], kernel, strict=True))
-    if not fits:
-        raise NotCertified(f"it needs images whose sides are divisible by {kernel}, got shape {image}.")
+    _require_blocks(kernel, image)
     windows = [
         tuple((i * k, (i + 1) * k) for i in range(size // k)) for size, k in zip(image[1:], kernel, strict=True)
     ]
@@ -686,19 +688,9 @@ def _scaled_pool(kernel: tuple[int, int], image: Shape) -> Op:
     return ops.Pool((None, *windows), (None, *ones), math.sqrt(size) / size)
 
 
-def _l2_pool(layer: shape.L2Pool2d) -> list[Op]:
-    return [flexible(_l2_blocks, layer.kernel_size)]
-
-
 def _l2_blocks(kernel: tuple[int, int], image: Shape) -> Op:
-    fits = len(image) == 3 and all(size % k == 0 for size, k in zip(image[1:], kernel, strict=True))
-    if not fits:
-        raise NotCertified(f"it needs images whose sides are divisible by {kernel}, got shape {image}.")
+    _require_blocks(kernel, image)
     return foreign.l2_blocks(2, kernel, kernel, image)
-
-
-def _center(layer: Any) -> list[Op]:
-    return [ops.Normalize(layer.mean, torch.ones_like(layer.mean))]
 
 
 LAYERS: dict[type, Callable[[Any], list[Op]]] = {
@@ -713,7 +705,7 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     forms.GeneralConv2d: _general,
     forms.SandwichLinear: _sandwich_linear,
     forms.SandwichConv2d: _sandwich_conv,
-    head.NormalizedHead: _head,
+    head.NormalizedHead: lambda layer: [ops.Linear(_doubled(layer).unit_weight().float(), _bias(layer))],
     head.FirstLogits: lambda layer: [flexible(foreign.take_channels, 0, layer.num_classes, 1)],
     activation.MaxMin: lambda layer: [ops.GroupSort(2, inner_axis(layer.dim), True)],
     activation.GroupSort: lambda layer: [ops.GroupSort(layer.group_size, inner_axis(layer.dim))],
@@ -724,9 +716,9 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     shape.TakeChannels: lambda layer: [flexible(foreign.take_channels, layer.first, layer.count, layer.dim)],
     shape.PadImage: lambda layer: [flexible(foreign.pad_image, layer.multiple)],
     shape.SpaceToDepth: lambda layer: [flexible(foreign.space_to_depth, layer.block)],
-    shape.ScaledAvgPool2d: _pool,
-    shape.L2Pool2d: _l2_pool,
-    shape.Center: _center,
+    shape.ScaledAvgPool2d: lambda layer: [flexible(_scaled_pool, layer.kernel_size)],
+    shape.L2Pool2d: lambda layer: [flexible(_l2_blocks, layer.kernel_size)],
+    shape.Center: lambda layer: [ops.Normalize(layer.mean, torch.ones_like(layer.mean))],
     shape.Normalize: lambda layer: [ops.Normalize(layer.mean, layer.std)],
     shape.Scale: lambda layer: [ops.Scale(layer.factor)],
 }

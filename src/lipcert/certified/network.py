@@ -50,14 +50,14 @@ class Network(nn.Module):
         # Plain modules stand for the folders of dotted names, so that tensors are called as in the original
         # network.
         self._nodes = tuple(nodes)
-        known = {INPUT}
+        names = {INPUT}
         for node in self._nodes:
-            missing = [name for name in node.inputs if name not in known]
-            if missing or node.name in known or not node.inputs:
+            missing = [name for name in node.inputs if name not in names]
+            if missing or node.name in names or not node.inputs:
                 raise ValueError(f"node {node.name!r:.60} must have its own name and inputs that come before it.")
             if len(node.inputs) != node.op.inputs:
                 raise ValueError(f"node {node.name!r:.60} reads {node.op.inputs} inputs, got {len(node.inputs)}.")
-            known.add(node.name)
+            names.add(node.name)
             place: nn.Module = self
             *folders, last = node.name.split(".")
             for folder in folders:
@@ -161,14 +161,18 @@ class Proved:
         """What the rounding bounds assume about the platform's elementary functions."""
         return tuple(sorted({text for part in self.parts for text in part.proof.assumes}))
 
+    @property
+    def rounding_known(self) -> bool:
+        return all(part.proof.rounding_known for part in self.parts)
+
     @cached_property
     def constants(self) -> tuple[float, ...]:
         """The constant of each part from the input of the network on, rounded up."""
-        found: list[float] = []
+        constants: list[float] = []
         for part in self.parts:
-            before = [1.0 if place < 0 else found[place] for place in part.inputs]
-            found.append(_through(part.proof, before))
-        return tuple(found)
+            before = [1.0 if place < 0 else constants[place] for place in part.inputs]
+            constants.append(_through(part.proof, before))
+        return tuple(constants)
 
     @property
     def headed(self) -> bool:
@@ -241,7 +245,7 @@ def _through(proof: Proof, before: list[float]) -> float:
     if proof.gains is not None:
         # Each term and the sum are rounded once more; what underflows loses at most 2⁻¹⁰⁷⁴ a term.
         try:
-            total = math.fsum(gain * one for gain, one in zip(proof.gains, before, strict=True))
+            total = math.fsum(gain * constant for gain, constant in zip(proof.gains, before, strict=True))
         except OverflowError:
             return math.inf
         return total * ROUND + 2.0**-1060
@@ -252,7 +256,7 @@ def _through(proof: Proof, before: list[float]) -> float:
 
 
 def prove_network(network: Network, shape: Shape, dtype: torch.dtype, block: int | None) -> Proved:
-    """Prove every op of ``network`` for inputs of that shape; the ops are copied, so that the numbers stay."""
+    """Prove every op of ``network`` for inputs of that shape. The ops must belong to it alone."""
     shapes: dict[str, Shape] = {INPUT: shape}
     places = {INPUT: -1}
     parts: list[Part] = []
@@ -282,11 +286,12 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     if isinstance(step, Assumed):
         step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
-        step = step.at(shape)
-        if type(step) not in (*CLASSES, Function):  # a subclass could prove anything about itself
-            raise NotCertified("only the ops of lipcert are proved. Vouch for it with lipcert.register_rule.")
-        require_intact(step)
-        step = step.clone()
+        placed = step.at(shape)
+        if type(placed) not in (*CLASSES, Function):  # a subclass could prove anything about itself
+            raise NotCertified("only the ops of lipcert are proved. Declare its constant with lipcert.register_rule.")
+        require_intact(placed)
+        # The function of a ``Flexible`` is the caller's, and so may be what it returns.
+        step = step if placed is step else placed.clone()
     # A witness proves something or nothing; it is no part of the function.
     tensors = [tensor for name, tensor in step.named_buffers() if name != "witness" and tensor.is_floating_point()]
     if isinstance(step, Assumed) or finite(*tensors):

@@ -59,7 +59,7 @@ class Proof:
     method: str
     error: Error | None = no_error  # None: no bound of the rounding error is known
     claim: float | None = None  # what the layer promises by design; two points may refute it
-    assumed: bool = False  # the constant is the word of a user's rule
+    assumed: bool = False  # the constant is declared by a user's rule
     largest: float = 1.0  # modulus of the entries of its tensors, for underflow
     assumes: tuple[str, ...] = ()  # what ``error`` assumes about the platform's elementary functions
     gains: tuple[float, ...] | None = None  # one constant for each of several inputs
@@ -85,6 +85,11 @@ class Proof:
     @property
     def proved(self) -> bool:
         return math.isfinite(self.lipschitz) and not self.assumed
+
+    @property
+    def rounding_known(self) -> bool:
+        """Whether there is a bound of the rounding error in float64."""
+        return bool(torch.isfinite(self.error_bound(torch.ones((), dtype=torch.float64), U64)))
 
 
 class Op(Fixed, abc.ABC):

@@ -306,9 +306,9 @@ class Conv:
     def adjoint(self, weights: Weights, z: Tensor, like: Tensor) -> Tensor:
         (weight,), margin = weights, self.margin
         taps, image = tuple(weight.shape[2:]), tuple(like.shape[2:])
-        one = (1,) * self.axes
+        ones = (1,) * self.axes
         odd = margin is not None and all(2 * p + 1 == k for p, k in zip(margin, taps, strict=True))
-        if self.circular and margin and odd and self.stride == self.dilation == one and self.groups == 1:
+        if self.circular and margin and odd and self.stride == self.dilation == ones and self.groups == 1:
             # The circular convolution with the taps at opposite places: faster than a transpose.
             mirrored = weight.transpose(0, 1).flip(tuple(range(2, weight.ndim)))
             return CONVOLVE[self.axes](pad_circular(z, margin), mirrored)
@@ -410,18 +410,18 @@ class Conv:
     def rho_without(self, weights: Weights, gamma: np.ndarray, shape: Shape | None = None) -> float:
         geometry: dict[str, Any] = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
         kernel, torus = array(weights[0]), self._torus(weights, shape)
-        found = convolution.conv_rho_bound(kernel, gamma, **geometry, torus=torus)
-        return convolution.by_grid_too(found, kernel, 2, **geometry).value
+        bound = convolution.conv_rho_bound(kernel, gamma, **geometry, torus=torus)
+        return convolution.by_grid_too(bound, kernel, 2, **geometry).value
 
     def rho(self, weights: Weights, gamma: np.ndarray, q: np.ndarray | None, shape: Shape) -> Bound:
         geometry, kernel = self._placed(weights, shape), array(weights[0])
-        found = convolution.conv_rho_bound(kernel, gamma, q, **geometry, torus=self._torus(weights, shape))
-        return convolution.by_grid_too(found, kernel, 2, **geometry)
+        bound = convolution.conv_rho_bound(kernel, gamma, q, **geometry, torus=self._torus(weights, shape))
+        return convolution.by_grid_too(bound, kernel, 2, **geometry)
 
     def norm(self, weights: Weights, shape: Shape | None) -> Bound:
         geometry, kernel = self._placed(weights, shape), array(weights[0])
-        found = convolution.conv_norm_bound(kernel, **geometry, torus=self._torus(weights, shape))
-        return convolution.by_grid_too(found, kernel, 1, **geometry)
+        bound = convolution.conv_norm_bound(kernel, **geometry, torus=self._torus(weights, shape))
+        return convolution.by_grid_too(bound, kernel, 1, **geometry)
 
     def kappa(self, weights: Weights, gamma: np.ndarray, shape: Shape | None) -> float:
         return convolution.conv_kappa(array(weights[0]), gamma, **self._placed(weights, shape))

@@ -447,7 +447,7 @@ def _with_axis(op: Op, shape: Shape) -> Op:
 
 
 class Move(Op):
-    """An op without tensors of its own: constant ``L`` times exact copies of entries."""
+    """An op without tensors, which moves entries and rounds nothing."""
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         return Proof(self.output_shape(shape), 1.0, "exact")
@@ -788,8 +788,8 @@ class Pool(Op):
         sizes = [_regular(spans) for spans in windows]
         self.blocks: tuple[int, ...] | None = None  # of a plain pool over the last two axes of an image
         # With a factor and divisors together the shortcut would round once more than is counted.
-        one = factor == 1 or all(parts is None or set(parts) == {1} for parts in divisors)
-        constant = one and all(parts is None or len(set(parts)) == 1 for parts in divisors)
+        plain = factor == 1 or all(parts is None or set(parts) == {1} for parts in divisors)
+        constant = plain and all(parts is None or len(set(parts)) == 1 for parts in divisors)
         if len(windows) == 3 and windows[0] is None and sizes[1] and sizes[2] and constant:
             self.blocks = (sizes[1], sizes[2])
 
@@ -1177,7 +1177,7 @@ class Combination(Op):
 
 
 class Assumed(Op):
-    """A module whose constant is someone's word: it is run, never stored, and every report says so."""
+    """A module whose constant is only declared: it is run, never stored, and every report says so."""
 
     op = "assumed"
 

@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
     """A setting as JSON has it."""
     if isinstance(value, float):
         return value.hex()
-    return [_plain(one) for one in value] if isinstance(value, (tuple, list)) else value
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 @functools.cache

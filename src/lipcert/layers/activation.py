@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import positive_int
-from lipcert.layers.contract import LipschitzLayer
+from lipcert.layers.contract import NonExpansive
 
 
-class _Grouped(LipschitzLayer):
+class _Grouped(NonExpansive):
     """A 1-Lipschitz map of every group of ``group_size`` neighbours along ``dim``."""
 
     def __init__(self, group_size: int, dim: int) -> None:
@@ -44,9 +44,6 @@ class _Grouped(LipschitzLayer):
     @abc.abstractmethod
     def act(self, members: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """The new members of the groups, each of the shape of x with ``dim`` shortened to the groups."""
-
-    def proved_constant(self) -> float:
-        return 1.0
 
 
 class MaxMin(_Grouped):
@@ -114,11 +111,8 @@ class Householder(_Grouped):
         return f"{self.channels}, dim={self.dim}"
 
 
-class Abs(LipschitzLayer):
+class Abs(NonExpansive):
     """x ↦ |x|, entry by entry: 1-Lipschitz, slopes −1 and 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
-
-    def proved_constant(self) -> float:
-        return 1.0

@@ -1,7 +1,7 @@
 """What every layer promises: ``lipschitz_bound()``, a constant proved in real arithmetic.
 
-A layer answers for its formula with its present parameters and mode. What nobody vouched for is
-refused, never counted as 1: ``lipschitz_bound`` of an unknown module raises ``NotCertified``.
+The constant holds for the formula of the layer with its present parameters and mode. A module without a proof never
+counts as 1: ``lipschitz_bound`` raises ``NotCertified``.
 
 Rounding: products are rounded up. The constants are those of the formulas, not of the floating-point
 forward pass.
@@ -24,20 +24,31 @@ from lipcert.intact import Fixed, all_finite, compiled_module, require_intact
 
 
 class LipschitzLayer(Fixed, abc.ABC):
-    """A module with a proved Lipschitz constant in the L2 norm. A subclass vouches by ``proved_constant``."""
+    """A module with a proved Lipschitz constant in the L2 norm, which a subclass states in ``proved_constant``."""
 
     @abc.abstractmethod
     def proved_constant(self) -> float:
         """L with ‖f(x) − f(y)‖ ≤ L‖x − y‖ for all x, y, in real arithmetic, for finite parameters."""
 
     def lipschitz_bound(self) -> float:
-        """The proved constant of this very object; ``NotCertified`` where nobody vouches for what it computes."""
+        """The proved constant; ``NotCertified`` if the object computes something else than its class says."""
         require_stated(self, "proved_constant")
         require_finite(self)
         return _a_number(self.proved_constant(), self)
 
 
-class BoundedLayer(LipschitzLayer):
+class NonExpansive(LipschitzLayer):
+    """A layer whose constant is 1, whatever its parameters; an ``activation`` has slopes in [0, 1]."""
+
+    activation: SlopeRestricted | None = None
+
+    def proved_constant(self) -> float:
+        if self.activation is not None:
+            check_activation(self.activation)
+        return 1.0
+
+
+class BoundedLayer(NonExpansive):
     """A layer made of a weight, a bias and a choice of T, 1-Lipschitz whenever WᵀW ⪯ T.
 
     Half-precision parameters are widened to float32 for the whole layer and the result is narrowed once;
@@ -67,7 +78,7 @@ class BoundedLayer(LipschitzLayer):
         return result
 
     def require_bound(self) -> None:
-        """Raise ``NotCertified`` if the bound is not made for this weight; someone may have assigned another."""
+        """Raise ``NotCertified`` if the bound is not made for this weight: a user may have assigned another."""
         if self.bound.dense_only and self.weight.ndim > 2:
             raise NotCertified(
                 f"{type(self.bound).__name__} is a bound for dense weights, but {type(self).__name__} is a "
@@ -89,9 +100,6 @@ class BoundedLayer(LipschitzLayer):
         return self.compute(at_least_float32(x)).to(x.dtype)
 
     def proved_constant(self) -> float:
-        activation: SlopeRestricted | None = getattr(self, "activation", None)
-        if activation is not None:
-            check_activation(activation)
         require_stated(self.bound, "require_sound")
         self.bound.require_sound()
         self.require_bound()
@@ -100,7 +108,7 @@ class BoundedLayer(LipschitzLayer):
                 f"the bound is made for {self.bound.size} columns, and {type(self).__name__} has "
                 f"{self.columns().count}. Build the layer with its bound."
             )
-        return 1.0
+        return super().proved_constant()
 
 
 def check_activation(activation: SlopeRestricted) -> None:
@@ -129,17 +137,17 @@ def require_finite(module: nn.Module) -> None:
 
 
 def require_stated(part: nn.Module, method: str) -> None:
-    """Raise ``NotCertified`` where someone else's code answers with our proof.
+    """Raise ``NotCertified`` if a module inherits a proof of ours for code that is not ours.
 
-    A subclass made elsewhere may compute something else, and a hook certainly does: the subclass must
-    define ``method`` itself, so that its author vouches for it.
+    A subclass made elsewhere may compute something else, and a hook certainly does. The subclass must define
+    ``method`` itself: then its author states the constant.
     """
     kind = type(part)
     ours = kind.__module__.partition(".")[0] == "lipcert"
     if not ours and method not in vars(kind):
         raise NotCertified(
-            f"{kind.__qualname__} is a subclass that does not define {method}() itself, so nobody vouches for "
-            f"it. Define {method}() there, with a proof, or use the plain layer (remove parametrizations)."
+            f"{kind.__qualname__} is a subclass that does not define {method}() itself, so it has no proof. Define "
+            f"{method}() there, with a proof, or use the plain layer (remove parametrizations)."
         )
     require_intact(part)
 

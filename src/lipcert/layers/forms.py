@@ -17,7 +17,7 @@ from lipcert.algebra.gram import Columns
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
 from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, normalize_rows, scaled_bias
 from lipcert.errors import one_of, positive_int
-from lipcert.layers.contract import BoundedLayer, LipschitzLayer, check_activation
+from lipcert.layers.contract import BoundedLayer, NonExpansive
 from lipcert.layers.fused import fits, sampled_residual
 from lipcert.layers.operators import Circular, Conv, Dense, Operator, sizes
 
@@ -32,7 +32,6 @@ class Form(BoundedLayer):
     """A weight for one operator, a choice of T for its columns, and a bias."""
 
     operator: Operator
-    activation: SlopeRestricted | None = None
 
     def _set_up(self, operator: Operator, bound: str | Bound, columns: int, device: Device, dtype: Dtype) -> None:
         self.operator = operator
@@ -200,7 +199,7 @@ class General(Form):
         return f"{super().extra_repr()}, outputs={len(self.mixing)}, method={self.method!r}"
 
 
-class OnCircle(LipschitzLayer):
+class OnCircle(NonExpansive):
     """A weight that a ``Circular`` operator makes orthogonal; a stride first moves pixels to channels.
 
     Q is divided by a bound of its norm as computed: an inexact inverse or a series cut short never counts as 1.
@@ -268,7 +267,7 @@ class OnCircle(LipschitzLayer):
         return f"{self.operator}, stride={self.stride}, bias={self.bias is not None}"
 
 
-class Sandwich(LipschitzLayer):
+class Sandwich(NonExpansive):
     """h(x) = √2AᵀΨσ(√2Ψ⁻¹Bx + b) with AAᵀ + BBᵀ = I (Wang & Manchester 2023).
 
     The case U₁ = 0 of Theorem 4. Ψ and the slopes D of σ commute, so that the Jacobian is 2AᵀDB: what the residual
@@ -294,10 +293,6 @@ class Sandwich(LipschitzLayer):
         bias = scaled_bias(self.bias, 1 / psi, torch.ones_like(psi))
         u = math.sqrt(2) * u if bias is None else math.sqrt(2) * u + bias.view(each)
         return math.sqrt(2) * self.activation.scaled(u, (1 / psi).view(each))
-
-    def proved_constant(self) -> float:
-        check_activation(self.activation)
-        return 1.0
 
 
 def orthogonal_start_(weight: Tensor) -> None:
@@ -645,9 +640,6 @@ class OrthogonalConv2d(OnCircle):
                 y = y + at_least_float32(self.bias)[:, None, None]
         return (y if x.ndim == 4 else y[0]).to(x.dtype)
 
-    def proved_constant(self) -> float:
-        return 1.0
-
 
 class OrthogonalResidualConv2d(OnCircle):
     """h(x) = x − 2Qσ(Qᵀx + b) with Qᵀ an orthogonal circular convolution (Theorem 1, statement 2, with T = I).
@@ -661,6 +653,8 @@ class OrthogonalResidualConv2d(OnCircle):
     Shape:
         (N, channels, H, W) → the same.
     """
+
+    activation: SlopeRestricted
 
     def __init__(
         self,
@@ -686,15 +680,11 @@ class OrthogonalResidualConv2d(OnCircle):
             batch = self.rearranged(x, operator.inputs)
             q = operator.orthonormal(self.weight, self.projections)
             z = operator.apply(q, batch)
-            one = torch.ones(operator.outputs, device=z.device, dtype=z.dtype)
-            bias = scaled_bias(self.bias, one[0], one)
+            ones = torch.ones(operator.outputs, device=z.device, dtype=z.dtype)
+            bias = scaled_bias(self.bias, ones[0], ones)
             z = z if bias is None else z + bias[:, None, None]
             y = batch - 2 * operator.adjoint(q, self.activation.function(z))
         return (y if x.ndim == 4 else y[0]).to(x.dtype)
-
-    def proved_constant(self) -> float:
-        check_activation(self.activation)
-        return 1.0
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation.name!r}"
@@ -738,8 +728,8 @@ class SandwichLinear(Sandwich):
 
     def kernel(self) -> Tensor:  # (k, k + m)
         """[A B], divided by what its measured deviation from orthonormal may add to the norm."""
-        made = orthonormal(at_least_float32(self.weight), "cayley")
-        return made * squared_norm(made, "cayley").rsqrt()
+        both = orthonormal(at_least_float32(self.weight), "cayley")
+        return both * squared_norm(both, "cayley").rsqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         self.operator.require(x, self)

@@ -89,8 +89,8 @@ class _ReluResidual(torch.autograd.Function):
         if torch.is_grad_enabled():
             given = (x, weight, bias, gain)
             wanted = [tensor for tensor, need in zip(given, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(_plain(*given), wanted, out, create_graph=True))
-            return tuple(next(found) if need else None for need in needed)
+            results = iter(torch.autograd.grad(_plain(*given), wanted, out, create_graph=True))
+            return tuple(next(results) if need else None for need in needed)
         to_z = out @ weight.mT  # minus the gradient of g∘z, (B, n)
         to_gain = -(to_z * z).sum(dim=0) if needed[3] else None
         to_u = to_z.mul_(-gain).mul_(z > 0)  # the gradient of Wᵀx + b

@@ -371,9 +371,9 @@ class Circular:
     def matrices(self, weight: Tensor) -> Tensor:  # (frequencies, outputs, inputs), complex
         """Q at half of the frequencies, of norm at most 1 but for rounding; not for ``bcop``."""
         unit, scale = normalize(weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
-        made = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
-        made = made * squared_norm(made.detach(), MAPS[self.method]).rsqrt()
-        return made[..., : self.outputs, : self.inputs]
+        matrices = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
+        matrices = matrices * squared_norm(matrices.detach(), MAPS[self.method]).rsqrt()
+        return matrices[..., : self.outputs, : self.inputs]
 
     def kernel(self, weight: Tensor, projections: Tensor | None) -> Tensor:  # (outputs, inputs, K, K′), both odd
         """Q as a kernel of ``nn.Conv2d`` with circular padding (K − 1)/2."""
@@ -381,10 +381,10 @@ class Circular:
             return kernel_of(self.matrices(weight), self.torus, self.apart)
         matrix, method = at_least_float32(weight)[:, :, 0, 0], MAPS["bcop"]
         if projections is None:
-            made = orthonormal(matrix, method)[:, :, None, None]
+            kernel = orthonormal(matrix, method)[:, :, None, None]
         else:
-            made = block_composition(matrix, at_least_float32(projections), method)
-        return made * squared_norm(symbols(made.detach(), self.torus), method).rsqrt()
+            kernel = block_composition(matrix, at_least_float32(projections), method)
+        return kernel * squared_norm(symbols(kernel.detach(), self.torus), method).rsqrt()
 
     def orthonormal(self, weight: Tensor, projections: Tensor | None) -> Tensor:
         """Q by its matrices, or where it has few taps, (outputs, inputs, taps, taps), by those."""

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified, finite, pair, positive_int
 from lipcert.intact import require_intact
-from lipcert.layers.contract import LipschitzLayer, lipschitz_bound
+from lipcert.layers.contract import LipschitzLayer, NonExpansive, lipschitz_bound
 
 
-class _Blocks(LipschitzLayer):
+class _Blocks(NonExpansive):
     """A map of the non-overlapping blocks of an image, 1-Lipschitz because it is so on each block."""
 
     def __init__(self, kernel_size: int | tuple[int, int]) -> None:
@@ -31,9 +31,6 @@ class _Blocks(LipschitzLayer):
                 f"{type(self).__name__} expects (N, C, H, W) with H and W divisible by {self.kernel_size}; got "
                 f"{tuple(x.shape)}. Pad or crop the image, or choose another kernel_size."
             )
-
-    def proved_constant(self) -> float:
-        return 1.0
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}"
@@ -73,7 +70,7 @@ class SpaceToDepth(_Blocks):
         return F.pixel_unshuffle(x, self.block)
 
 
-class PadChannels(LipschitzLayer):
+class PadChannels(NonExpansive):
     """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 
     def __init__(self, channels: int, dim: int = 1) -> None:
@@ -88,14 +85,11 @@ class PadChannels(LipschitzLayer):
             )
         return F.pad(x, (0, 0) * _behind(x, self.dim) + (0, self.channels - x.shape[self.dim]))
 
-    def proved_constant(self) -> float:
-        return 1.0
-
     def extra_repr(self) -> str:
         return f"{self.channels}" if self.dim == 1 else f"{self.channels}, dim={self.dim}"
 
 
-class TakeChannels(LipschitzLayer):
+class TakeChannels(NonExpansive):
     """``count`` channels (dimension ``dim``) from the one numbered ``first``: a projection."""
 
     def __init__(self, count: int, first: int = 0, dim: int = 1) -> None:
@@ -112,9 +106,6 @@ class TakeChannels(LipschitzLayer):
             )
         return x.narrow(self.dim, self.first, self.count)
 
-    def proved_constant(self) -> float:
-        return 1.0
-
     def extra_repr(self) -> str:
         return f"{self.count}, first={self.first}, dim={self.dim}"
 
@@ -130,7 +121,7 @@ def _behind(x: Tensor, dim: int) -> int:
     return x.ndim - 1 - dim if dim >= 0 else -1 - dim
 
 
-class PadImage(LipschitzLayer):
+class PadImage(NonExpansive):
     """Zeros below and to the right, up to a multiple of ``multiple``: an isometry."""
 
     def __init__(self, multiple: int) -> None:
@@ -141,9 +132,6 @@ class PadImage(LipschitzLayer):
         if x.ndim < 3:
             raise ValueError(f"PadImage expects (N, C, H, W); got {tuple(x.shape)}. Pass images.")
         return F.pad(x, (0, -x.shape[-1] % self.multiple, 0, -x.shape[-2] % self.multiple))
-
-    def proved_constant(self) -> float:
-        return 1.0
 
     def extra_repr(self) -> str:
         return f"{self.multiple}"
@@ -165,7 +153,7 @@ class Pixelwise(LipschitzLayer):
         return lipschitz_bound(self.layer)
 
 
-class Center(LipschitzLayer):
+class Center(NonExpansive):
     """x − mean, per channel (dimension 1): a translation."""
 
     mean: Tensor
@@ -176,9 +164,6 @@ class Center(LipschitzLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - _broadcast(self.mean, x, self)
-
-    def proved_constant(self) -> float:
-        return 1.0
 
 
 class Normalize(LipschitzLayer):

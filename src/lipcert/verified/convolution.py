@@ -196,7 +196,9 @@ def conv_row_sums(
     columns = polyphase(array, stride, dilation, groups)
     ratios, chosen = per_row("q", q, array).reshape(columns.shape[:2]), kept.reshape(columns.shape[:2])
     sums = [column_sums(*group) for group in zip(columns, ratios, chosen, strict=True)]
-    return RowSums(np.concatenate([s.values for s in sums]), np.concatenate([s.powers for s in sums]))
+    return RowSums(
+        *(np.concatenate(parts) for parts in zip(*((s.values, s.powers, s.computed) for s in sums), strict=True))
+    )
 
 
 def conv_row_sums_up(

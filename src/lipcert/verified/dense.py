@@ -43,10 +43,15 @@ class RowSums:
 
     values: Array  # (n,)
     powers: npt.NDArray[np.int64]
+    computed: Array  # the same sums, not rounded up
 
     def total(self) -> Array:
         """T as float64, rounded up."""
         return ldexp_up(self.values, self.powers)
+
+    def estimate(self) -> Array:
+        """T as it is computed in float64, which proves nothing."""
+        return scaled(self.computed, -self.powers)
 
     @np.errstate(all="ignore")
     def rho(self, gamma: Array) -> float:
@@ -79,12 +84,13 @@ def row_sums(weight: npt.ArrayLike, q: npt.ArrayLike, kept: npt.NDArray[np.bool_
 
 def column_sums(columns: Array, q: Array, kept: npt.NDArray[np.bool_]) -> RowSums:  # (n, R, *taps), (n,), (n,)
     """``row_sums`` for dense and convolutional columns; all infinite where the input proves nothing."""
-    values, powers = np.zeros(len(q)), np.zeros(len(q), np.int64)
+    values, computed, powers = np.zeros(len(q)), np.zeros(len(q)), np.zeros(len(q), np.int64)
     if not usable(columns, q) or bool((q <= 0).any()):
-        return RowSums(np.full_like(values, np.inf), powers)
+        infinite = np.full_like(values, np.inf)
+        return RowSums(infinite, powers, infinite)
     some = slice(None) if kept.all() else kept  # a slice copies nothing
-    values[some], powers[some] = split_row_sums(*_unit_columns(columns[some]), q[some])
-    return RowSums(values, powers)
+    values[some], computed[some], powers[some] = split_row_sums(*_unit_columns(columns[some]), q[some])
+    return RowSums(values, powers, computed)
 
 
 def row_sums_up(weight: npt.ArrayLike, q: npt.ArrayLike) -> Array:  # (n, m), (n,) → (n,)

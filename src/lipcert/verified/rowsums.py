@@ -86,22 +86,25 @@ def largest_up(parts: Overlaps, *, relative: int) -> float:
 @np.errstate(all="ignore")
 def split_row_sums(
     columns: Array, tops: npt.NDArray[np.int64], q: Array
-) -> tuple[Array, npt.NDArray[np.int64]]:  # (n, R, *taps), (n,), (n,) → (n,), (n,)
-    """t, e with t_i·2^e_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i for the columns 2^tops·columns; zero columns have t = 0.
+) -> tuple[Array, Array, npt.NDArray[np.int64]]:  # (n, R, *taps), (n,), (n,) → (n,), (n,), (n,)
+    """t, s, e with t_i·2^e_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i for the columns 2^tops·columns; zero columns have t = 0.
+
+    s is the same sum as it is computed, which proves nothing.
 
     ``columns`` are scaled so that the largest modulus of each is in [½, 1), or 0. Exponents stay integers: no row
     sum overflows before the caller puts t and e together.
     """
     alive = columns.any(axis=tuple(range(1, columns.ndim)))
     if not alive.any():
-        return np.zeros(len(q)), np.zeros(len(q), np.int64)
+        return np.zeros(len(q)), np.zeros(len(q)), np.zeros(len(q), np.int64)
     powers = exponents(q)
     mantissas = scaled(q, powers)
     shift = tops + powers
     most = int(shift[alive].max())
     x = np.where(alive, np.maximum(scaled(mantissas, most - shift), FLOOR), FLOOR)
-    sums = weighted_sums_up(overlaps(columns), x)
-    return np.where(alive, up(sums / mantissas, 1), 0.0), tops + most - powers
+    parts = overlaps(columns)
+    sums, computed = weighted_sums_up(parts, x), parts.total @ x
+    return np.where(alive, up(sums / mantissas, 1), 0.0), computed / mantissas * alive, tops + most - powers
 
 
 @np.errstate(all="ignore")

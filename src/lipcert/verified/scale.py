@@ -39,11 +39,12 @@ def scaled_rows(weight: Array, gamma: npt.ArrayLike | None) -> Scaled | None:  #
     if not usable(weight, weights) or bool((weights < 0).any()):
         return None
     flat = weight.reshape(count, math.prod(weight.shape[1:]))
-    tops = exponents(np.abs(flat).max(axis=1, initial=0.0))
+    largest = np.abs(flat).max(axis=1, initial=0.0)
+    tops = exponents(largest)
     mantissas = scaled(flat, tops[:, None])  # largest entry of each row in [½, 1)
     halves = (exponents(weights) + 1) // 2  # γ = 4^half·rest with rest in [¼, 1)
     roots = np.sqrt(scaled(weights, 2 * halves))
-    alive = (weights > 0) & (np.abs(mantissas).max(axis=1, initial=0.0) > 0)
+    alive = (weights > 0) & (largest > 0)
     if not alive.any():
         return Scaled(np.zeros_like(weight), 0)
     shift = tops + halves
