@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import lipcert as lc
+from paths import TESTS
 
-HERE = Path(__file__).parent
+HERE = TESTS
 
 
 def test_layers_losses_and_models_stay_on_their_device_and_never_wait_for_it():

@@ -3,13 +3,12 @@
 import gzip
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
 from lipcert.attacks.evidence import contradictions, summary
+from paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 ATTACKED = sorted((ROOT / "results" / "attacked").glob("*.json"))
 COMPARED = [path for path in (ROOT / "results" / "comparison").glob("*.json") if ".rates" not in path.name]
 

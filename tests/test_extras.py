@@ -4,13 +4,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from lipcert.errors import EXTRAS, MissingExtra, name_extra
+from paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 SIX = {"torch", "numpy", "safetensors", "pydantic", "tyro", "rich"}
 IMPORTS = {"pillow": "PIL", "vl-convert-python": "vl_convert"}  # where the package has another name
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lipcert.cli import COMMANDS
+from paths import ROOT
 from processes import ENVIRONMENT, command, program
 
-ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "lipcert"
 
 

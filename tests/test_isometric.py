@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch
 import isometric
 import lipcert as lc
 from full import FULL
+from paths import ROOT
 
 SHORT = (40, 12)  # inputs, tries for each
 
@@ -39,7 +39,7 @@ def test_naive_certificates_break_and_ours_do_not_in_ten_thousand_tries():
 
 
 def test_the_recorded_run_says_the_same():
-    path = Path(__file__).parent.parent / "results" / "isometric.json"
+    path = ROOT / "results" / "isometric.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     assert record["command"] == isometric.COMMAND
     assert record["certified_tries"] >= 10_000

@@ -5,19 +5,19 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from counting import counting
 from lipcert.jobs import call, locked_log, open_store, open_workers
+from paths import TESTS
 from workers import alive, children_of, start_cluster, wait_for
 
 
 @pytest.fixture(autouse=True)
 def find_counting(monkeypatch):
     """The processes of jobs must find counting.py."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, sys.path)]))
 
 
 def rows_of(folder):

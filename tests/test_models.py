@@ -1,7 +1,5 @@
 """Architectures: the published parameter counts, every method at every input size, specs that refuse nonsense."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from full import full
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import Method, ModelSpec
+from paths import ROOT
 
 
 def parameters(name, **overrides):
@@ -49,7 +48,7 @@ def test_published_networks_have_their_parameters(name):
 
 
 def test_the_page_of_published_networks_has_these_numbers():
-    page = (Path(__file__).parents[1] / "docs" / "published.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
     for name, (count, millions) in PUBLISHED.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         printed = "–" if millions is None else f"{millions} M"

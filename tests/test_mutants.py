@@ -19,9 +19,10 @@ from lipcert.certified.freeze import prove
 from lipcert.certified.lower import stretch_estimate
 from lipcert.verified.rounding import U32, U64
 from mutants import MUTANTS, RADII, TAMPERINGS
+from paths import ROOT
 
 ROUNDING = 1e-12  # singular values of matrices with fewer than 100 rows, in float64
-PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "mutants.md"
 
 
 @functools.cache

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import lipcert as lc
 from lipcert.algebra.gram import dense_columns
 from lipcert.certified.radius import certified_radii
 from lipcert.data.digits import load_digits
+from paths import ROOT
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -134,7 +134,7 @@ def test_public_names_exist_and_are_lazy():
     assert set(lc.__all__) <= set(dir(lc))
     with pytest.raises(AttributeError, match="MaxMin"):
         getattr(lc, "MaxMin")  # noqa: B009
-    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     for name in set(lc.__all__) - {"layers"}:
         assert re.search(rf"\blipcert\.{name}\b", page), name
     code = "import sys, lipcert; sys.exit('torch' in sys.modules)"

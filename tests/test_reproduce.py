@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,10 @@ from lipcert.records import RunFolder, RunRecord
 from lipcert.reports.paper_latex import latex_table
 from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
 from lipcert.training.config import TrainConfig
+from paths import ROOT
 
 PAPER, OFFSETS, SIZES = ALL.tables, ALL.offsets, ALL.sizes
-SOURCE = Path(__file__).parents[2] / "shared" / "paper.tex"
+SOURCE = ROOT.parent / "shared" / "paper.tex"
 TRAINED = ("table1", "table2", "table5", "offsets", "corrected")
 
 

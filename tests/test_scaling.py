@@ -2,15 +2,14 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import lipcert as lc
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("cost", ROOT / "benchmarks" / "cost.py")
 cost = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cost)

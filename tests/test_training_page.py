@@ -2,9 +2,8 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from paths import ROOT
 
 
 def recipe():
