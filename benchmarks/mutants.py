@@ -2,7 +2,7 @@
 
 Claim: no mutant is certified at the constant that its mistake claims; each is shown to violate it.
 Run: python benchmarks/mutants.py --docs docs/mutants.md   (20 seconds on one core)
-Rows: those of tests/mutants.py; tests/test_mutants.py compares the page with what is generated then.
+Rows: those of tests/mutants.py; tests/certified/test_mutants.py compares the page with what is generated then.
 """
 
 import sys

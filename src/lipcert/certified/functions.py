@@ -6,7 +6,7 @@ to be within 8 units in the last place, and every audit and certificate that res
 
 Where the slopes come from: the derivative of GELU is Φ(x) + xφ(x), largest at √2, where it is 1.128904…; that of
 SiLU is largest at 2.3993…, 1.099839…; that of Mish at 1.4905…, 1.088498…; that of Hardswish at 3, 1.5; that of SELU
-is s·α·eˣ below 0, at most sα. Constants are rounded up; tests/test_rules.py proves them.
+is s·α·eˣ below 0, at most sα. Constants are rounded up; tests/certified/test_rules.py proves them.
 """
 
 from __future__ import annotations

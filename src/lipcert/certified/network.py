@@ -288,7 +288,9 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     else:
         placed = step.at(shape)
         if type(placed) not in (*CLASSES, Function):  # a subclass could prove anything about itself
-            raise NotCertified("only the ops of lipcert are proved. Declare its constant with lipcert.register_rule.")
+            raise NotCertified(
+                "only the ops of lipcert are proved. Declare its constant with lipcert.register_rule."
+            )
         require_intact(placed)
         # The function of a ``Flexible`` is the caller's, and so may be what it returns.
         step = step if placed is step else placed.clone()
