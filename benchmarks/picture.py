@@ -38,7 +38,7 @@ def digit(x: float, y: float, size: float) -> str:
         for i, row in enumerate(image.tolist())
         for j, g in enumerate(row)
     ]
-    return "\n".join(squares)
+    return '<g shape-rendering="crispEdges">' + "\n".join(squares) + "</g>"
 
 
 def ball() -> str:
@@ -46,12 +46,12 @@ def ball() -> str:
     return f"""
 <text class="title" x="30" y="40">Inside the ball nothing changes the answer</text>
 <circle cx="200" cy="195" r="108" fill="var(--fill)" stroke="var(--sure)" stroke-width="2"/>
-{digit(168, 163, 64)}
-<rect x="168" y="163" width="64" height="64" fill="none" stroke="var(--line)"/>
+{digit(160, 155, 80)}
+<rect x="160" y="155" width="80" height="80" fill="none" stroke="var(--line)"/>
 <path d="M 388 62 C 322 120, 316 190, 334 232 S 372 310, 352 338" fill="none" stroke="var(--foe)"
   stroke-width="2" stroke-dasharray="7 5"/>
-<line x1="232" y1="195" x2="308" y2="195" stroke="var(--sure)" stroke-width="2"/>
-<text class="sure" x="240" y="187">radius r</text>
+<line x1="240" y1="195" x2="308" y2="195" stroke="var(--sure)" stroke-width="2"/>
+<text class="sure" x="246" y="187">radius r</text>
 <text class="foe" x="345" y="205">another</text><text class="foe" x="345" y="223">class</text>
 <text x="30" y="338">‖δ‖₂ &lt; r: the class of x + δ is that of x,</text>
 <text class="soft" x="30" y="358">proved for exact and for float64 arithmetic</text>
@@ -94,8 +94,8 @@ def curves() -> str:
 <polyline points="{proved}" fill="none" stroke="var(--sure)" stroke-width="2.5"/>
 <polyline points="{path}" fill="none" stroke="var(--foe)" stroke-width="1.5" stroke-dasharray="7 5"/>
 {dots}
-<text class="foe" x="700" y="150">right under AutoAttack (upper bound)</text>
-<text class="sure" x="545" y="290">certified: right, whatever the attack</text>
+<text class="foe" x="650" y="135">right under AutoAttack (upper bound)</text>
+<text class="sure" x="545" y="290">certified (proved)</text>
 <text class="soft" x="730" y="348" text-anchor="middle">L2 radius, pixels in [0, 1]</text>
 <text class="soft" x="730" y="366" text-anchor="middle">
 accuracy on the first {record["examples"]} test images, sll_tiny</text>
