@@ -8,7 +8,8 @@ from processes import command
 
 def test_the_commands_of_the_tutorial_run(tmp_path):
     text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    lines = [line for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     assert [line.split()[:2] for line in lines] == [
         ["lipcert", name] for name in ("train", "audit", "certify", "check", "attack", "report")
     ]
