@@ -179,7 +179,7 @@ def merged_rows(path: Path) -> list[Row]:
 
 
 def summary_block(folder: Path) -> str:
-    """The methods on both data sets at equal time, for the README."""
+    """The methods on both data sets at equal time."""
     columns = [("fashion_mnist", ("36/255", "108/255")), ("cifar10", ("36/255", "108/255"))]
     rows = {name: {row.method: row for row in merged_rows(folder / f"{name}.json")} for name, _ in columns}
     head, lines = ["method"], []
@@ -196,6 +196,21 @@ def summary_block(folder: Path) -> str:
         f"`results/comparison/{path.name}`" for name, _ in columns for path in sorted(folder.glob(f"{name}*.json"))
     )
     return f"{markdown_table(head, lines)}\n\n`lipcert compare`, the commands are in {files}"
+
+
+def headline_block(folder: Path) -> str:
+    """Three methods on both data sets, each row with its budget, for the README."""
+    lines = []
+    for name, title in (("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
+        plan = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["plan"]
+        rows = {row.method: row for row in merged_rows(folder / f"{name}.json")}
+        for method in ("sll", "cpl_surrogate", "orthogonal"):
+            row = rows[method]
+            budget = f"{plan['seconds'] / 60:g} CPU minutes, {row.seeds} seed{'s' * (row.seeds > 1)}"
+            shares = [row.natural.percent(), *(row.certified[r].percent() for r in ("36/255", "72/255", "108/255"))]
+            lines.append([title, method, budget, *shares])
+    head = ["data", "method", "budget", "natural", "certified 36/255", "72/255", "108/255"]
+    return markdown_table(head, lines)
 
 
 def comparison_block(path: Path) -> str:
@@ -285,6 +300,7 @@ def blocks() -> dict[str, str]:
     """What stands between the marks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     found["summary"] = summary_block(ROOT / "results/comparison")
+    found["headline"] = headline_block(ROOT / "results/comparison")
     found["reviews"] = reviews_block(ROOT / "results/hostile.json")
     for path in (ROOT / "results/comparison").glob("*.json"):
         if "+" in path.name:  # part of another
@@ -302,7 +318,7 @@ def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
     for name in re.findall(
-        r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary|reviews):begin -->", text
+        r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary|headline|reviews):begin -->", text
     ):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")

@@ -13,8 +13,8 @@ ATTACKED = sorted((ROOT / "results" / "attacked").glob("*.json"))
 COMPARED = [path for path in (ROOT / "results" / "comparison").glob("*.json") if ".rates" not in path.name]
 
 
-def evidence():
-    spec = importlib.util.spec_from_file_location("evidence", ROOT / "benchmarks" / "evidence.py")
+def evidence(name="evidence"):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -28,6 +28,10 @@ def test_the_pages_show_the_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert evidence().page(text) == text
     assert ":begin -->\n<!--" not in text  # every block is filled
+
+
+def test_the_picture_shows_the_results():
+    assert evidence("picture").picture() == (ROOT / "docs" / "picture.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", ATTACKED, ids=lambda path: path.stem)
