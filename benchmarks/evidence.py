@@ -7,7 +7,7 @@ Run: lipcert compare … --out OUT              (the command is in each file of 
      python benchmarks/evidence.py --inference results/comparison/NAME.json    (frozen networks anew, side by side)
      python benchmarks/evidence.py --attacked RUN --out results/attacked/NAME
      python benchmarks/evidence.py --steps results/step-cost.json
-     python benchmarks/evidence.py --docs     (tables and figure of README.md and docs/results.md, from results/)
+     python benchmarks/evidence.py --docs     (the generated tables and figures of the pages, from results/)
 A comparison that is not finished yet gives the rows of what is. To continue one whose folder is gone, --continue
 writes a folder with its costs and its trials of learning rates and prints the command that runs what it lacks;
 --collect adds those rows to the file.
@@ -30,7 +30,6 @@ from pathlib import Path
 import torch
 
 from lipcert.certified.freeze import freeze
-from lipcert.cli.compare import tables
 from lipcert.data.registry import load_data
 from lipcert.experiments.compare import Row, finished_rows
 from lipcert.experiments.comparison import Comparison
@@ -43,6 +42,7 @@ from lipcert.reports.tables import markdown_table
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/reproduce.md", "docs/hostile.md")
 
 
 def command(plan: Comparison) -> str:
@@ -214,24 +214,32 @@ def headline_block(folder: Path) -> str:
 
 
 def comparison_block(path: Path) -> str:
-    parts = []
-    for title, header, lines in tables(merged_rows(path)):
-        parts += [f"**{title}**", "", markdown_table(header, lines), ""]
+    """One table of accuracy, attacks and costs, a line for each method; several data sets have a column."""
+    rows, radii = merged_rows(path), [name for name in RADII if name != "0.5"]
+    sets, attacked = list(dict.fromkeys(row.data for row in rows)), any(row.attacked for row in rows)
+    head = ["data"] * (len(sets) > 1) + ["method", "natural", *radii]
+    if attacked:
+        head += [f"first {max(row.attack_examples for row in rows)}: natural", "attacked, 108/255"]
+    head += ["rate", "steps", "step (ms)", "inference (ms)", "memory (GB)", "parameters (M)"]
+    lines = []
+    for row in rows:
+        shares = [row.natural, *(row.certified[name] for name in radii)]
+        if attacked:
+            shares += [row.attacked_natural, row.attacked.get("108/255")]
+        cells = ["–" if share is None else share.percent().replace(" ± ", "±") for share in shares]
+        cost = [f"{row.learning_rate:g}", str(row.steps), f"{1000 * row.step_seconds:.0f}"]
+        cost += [
+            f"{1000 * row.inference_seconds:.0f}",
+            f"{row.peak_bytes / 1e9:.2f}",
+            f"{row.parameters / 1e6:.2f}",
+        ]
+        lines.append([row.data] * (len(sets) > 1) + [row.method, *cells, *cost])
+    parts = [markdown_table(head, lines), ""]
     files = (path, *sorted(path.parent.glob(f"{path.stem}+*")))
     for record, file in zip(merged(path), files, strict=True):
         later = "".join(f"; {name}: `{record[name]}`" for name in ("memory", "inference") if name in record)
         parts.append(f"`{record['command']}` → `{file.relative_to(ROOT)}`{later}")
     return "\n".join(parts)
-
-
-def rates_block(path: Path) -> str:
-    rows = {row["method"]: row["certified 36/255"] for record in merged(path) for row in record["rates"]["rows"]}
-    rates = sorted({rate for tried in rows.values() for rate in tried}, key=float)
-    lines = [
-        [method, *(f"{100 * tried[rate]:.1f}" if rate in tried else "–" for rate in rates)]
-        for method, tried in rows.items()
-    ]
-    return f"{markdown_table(['method', *rates], lines)}\n\nThe same command and file."
 
 
 def attacked_block(path: Path) -> str:
@@ -296,18 +304,25 @@ def reviews_block(path: Path) -> str:
     return f"{markdown_table(['claim', 'area', 'cases', 'found'], [*lines, total])}\n\n`{path.relative_to(ROOT)}`"
 
 
+def times_block(path: Path) -> str:
+    """The time that ``lipcert reproduce`` states before it starts."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = [(row["command"], row["cpu_minutes"], row["two_jobs_minutes"]) for row in record["rows"]]
+    lines = [[f"`{command}`", f"{cpu:g} min", f"{two:g} min"] for command, cpu, two in rows]
+    table = markdown_table(["command", "CPU time", "time with `--jobs 2`"], lines)
+    return f"{table}\n\n`{path.relative_to(ROOT)}` ({record['machine']})"
+
+
 def blocks() -> dict[str, str]:
-    """What stands between the marks of the pages, by name."""
+    """The generated blocks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     found["summary"] = summary_block(ROOT / "results/comparison")
     found["headline"] = headline_block(ROOT / "results/comparison")
     found["reviews"] = reviews_block(ROOT / "results/hostile.json")
+    found["times"] = times_block(ROOT / "results/reproduce-times.json")
     for path in (ROOT / "results/comparison").glob("*.json"):
-        if "+" in path.name:  # part of another
-            continue
-        found[f"comparison-{path.stem}"] = comparison_block(path)
-        if json.loads(path.read_text(encoding="utf-8"))["rates"]:  # none where a single rate was given
-            found[f"rates-{path.stem}"] = rates_block(path)
+        if "+" not in path.name:  # otherwise it is part of another
+            found[f"comparison-{path.stem}"] = comparison_block(path)
     for path in (ROOT / "results/reproduced").glob("*.json"):
         found[f"reproduced-{path.stem}"] = reproduced_block(path)
     found |= {f"attacked-{path.stem}": attacked_block(path) for path in (ROOT / "results/attacked").glob("*.json")}
@@ -317,9 +332,8 @@ def blocks() -> dict[str, str]:
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
-    for name in re.findall(
-        r"<!-- ((?:comparison|rates|attacked|reproduced)-\S+|steps|summary|headline|reviews):begin -->", text
-    ):
+    names = r"(?:comparison|attacked|reproduced)-\S+|steps|summary|headline|reviews|times"
+    for name in re.findall(rf"<!-- ({names}):begin -->", text):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")
     for name, block in found.items():
@@ -481,7 +495,7 @@ def main() -> None:
         with atomic_file(arguments.out.with_suffix(".jsonl.gz")) as path:
             path.write_bytes(gzip.compress(file.with_suffix(".jsonl").read_bytes(), mtime=0))
     if arguments.docs:
-        for name in ("README.md", "docs/results.md", "docs/choose.md", "docs/compare.md", "docs/speed.md"):
+        for name in PAGES:
             path = ROOT / name
             path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
         import vl_convert

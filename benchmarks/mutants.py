@@ -1,4 +1,4 @@
-"""The table of docs/mutants.md: what audit, certify and the checker say of networks with one thing wrong.
+"""The tables of docs/mutants.md: the verdicts of audit, certify and the checker on networks with one mistake.
 
 Claim: no mutant is certified at the constant that its mistake claims; each is shown to violate it.
 Run: python benchmarks/mutants.py --docs docs/mutants.md   (20 seconds on one core)
@@ -15,23 +15,28 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import mutants
 
-BEGIN, END = "<!-- mutants:begin -->\n", "\n<!-- mutants:end -->"
+
+def between(page: str, mark: str, text: str) -> str:
+    """The page with ``text`` between the two marks."""
+    before, rest = page.split(f"<!-- {mark}:begin -->\n")
+    return f"{before}<!-- {mark}:begin -->\n{text}\n<!-- {mark}:end -->{rest.split(f'<!-- {mark}:end -->')[1]}"
 
 
 def main(docs: Path | None = None) -> int:
-    """Print the table; 0 when it is done.
+    """Print the tables; 0 when it is done.
 
     Args:
-        docs: the page whose table to write.
+        docs: the page whose tables to write.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        text = mutants.table(*mutants.page(Path(folder)))
-    print(text)
+        results = mutants.page(Path(folder))
+    counts, table = mutants.counts(*results), mutants.table(*results)
+    print(counts, table, sep="\n\n")
     if docs is not None:
-        before, rest = docs.read_text(encoding="utf-8").split(BEGIN)
+        page = between(docs.read_text(encoding="utf-8"), "counts", counts)
         temporary = docs.with_name(docs.name + ".tmp")
-        temporary.write_text(f"{before}{BEGIN}{text}{END}{rest.split(END)[1]}", encoding="utf-8")
+        temporary.write_text(between(page, "mutants", table), encoding="utf-8")
         temporary.replace(docs)
     return 0
 

@@ -208,7 +208,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], object]] = {
 
 
 def page(record: dict) -> str:
-    """Markdown: what docs/speed.md shows of the file."""
+    """Markdown: the block of docs/speed.md; the profile is in the file alone."""
     parts, pieces = record["parts"], []
     start = parts["startup"]
     extra = start["import lipcert, wall"] - start["import torch, wall"]
@@ -219,7 +219,7 @@ def page(record: dict) -> str:
     times = parts["augment"]
     whole = times["step of sll_tiny"]
     rates = ", ".join(f"`{n}` {whole / s:.0f}" for n, s in times.items() if n in PRESETS and n != "none")
-    pieces.append(f"**Augmentation.** Batches made in the time of one training step of `sll_tiny`: {rates}.")
+    pieces.append(f"**Augmentation.** Batches per training step of `sll_tiny`: {rates}.")
     if (done := parts.get("certify")) is not None:
         pieces.append(
             f"**Certification.** `lipcert certify` of {done['images']:,} CIFAR-10 images on `sll_tiny`: "
@@ -230,23 +230,14 @@ def page(record: dict) -> str:
         for name, v in parts["attacks"].items()
     ]
     pieces.append(
-        f"**Attacks**, on {SHARD} images, as many as `lipcert attack` takes at a time. AutoAttack consists of the "
-        "first two of each preset:\n\n" + markdown_table(["", "textbook", "frozen", "times faster"], rows)
+        f"**Attacks** on {SHARD} images, the batch of `lipcert attack`. AutoAttack consists of forward passes and "
+        "gradients:\n\n" + markdown_table(["", "textbook", "frozen", "times faster"], rows)
     )
     rows = [
         [name, f"{1000 * v['eager']:.3g} ms", f"{1000 * v['compiled']:.3g} ms"]
         for name, v in parts["compiled"].items()
     ]
     pieces.append("**`torch.compile`**:\n\n" + markdown_table(["", "eager", "compiled"], rows))
-    kinds = [*GROUPS, "everything else"]
-    rows = [
-        [name, *(f"{v.get(kind, 0):.3f}" for kind in kinds), f"{sum(v.values()):.3f}"]
-        for name, v in parts["profile"].items()
-    ]
-    pieces.append(
-        "**A profile** of one training step, seconds (`torch.profiler`, which adds its own):\n\n"
-        + markdown_table(["", *kinds, "sum"], rows)
-    )
     where = f"`{record['command']}` → `results/pipeline.json` ({record['machine']}, 1 thread)"
     return "\n\n".join([*pieces, where])
 

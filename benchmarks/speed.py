@@ -348,16 +348,11 @@ def torus_table(record: dict) -> str:
 
     rows = []
     for row in filter(is_torus, record["rows"]):
-        step, still = row["seconds"]["step"], row["seconds"]["inference"]
-        base, calm = step["unconstrained"], still["unconstrained"]
-        cells = [step["textbook"] / base, step["lipcert"] / base, still["textbook"] / calm]
-        cells.append(still["lipcert, frozen"] / calm)
-        memory = ["–" if (m := row["memory"][n]) is None else f"{m / 2**20:.0f}" for n in ("textbook", "lipcert")]
-        name = f"`{row['case']}`"
-        rows.append([name, *(f"{cell:.2f}" for cell in cells), f"{milliseconds(base)}", *memory])
+        cells = [multiple(row, "step", "textbook"), multiple(row, "step", "lipcert")]
+        cells += [multiple(row, "inference", "textbook"), multiple(row, "inference", "lipcert, frozen")]
+        rows.append([f"`{row['case']}`", *cells, milliseconds(row["seconds"]["step"]["unconstrained"])])
     titles = ["case", "step, textbook", "step, lipcert", "inference, textbook", "inference, frozen"]
-    titles += ["unconstrained step", "MiB, textbook", "MiB, lipcert"]
-    return f"{markdown_table(titles, rows)}\n\n{source(record)}"
+    return f"{markdown_table([*titles, 'unconstrained step'], rows)}\n\n{source(record)}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -368,59 +363,82 @@ def source(record: dict) -> str:
     return f"`{record['command']}` → `results/speed.json` ({record['machine']}, {record['threads']} thread)"
 
 
-def tables(record: dict) -> str:
-    """Markdown: each column's cost as a multiple of the unconstrained layer's."""
+def multiple(row: dict, kind: str, column: str) -> str:
+    """The time of a column as a multiple of the unconstrained layer's."""
+    seconds = row["seconds"][kind]
+    return f"{seconds[column] / seconds['unconstrained']:.2f}" if column in seconds else "–"
+
+
+def memory_multiple(row: dict, column: str) -> str:
+    """The peak memory of a step, above the parameters, as a multiple of the unconstrained layer's."""
+    size = row["memory"].get(column)
+    return "–" if size is None else f"{size / row['memory']['unconstrained']:.1f}"
+
+
+def answer_table(record: dict) -> str:
+    """Markdown: the paper's dense layer and its smallest network, as multiples of the unconstrained ones."""
     from lipcert.reports.tables import markdown_table
 
-    record = {**record, "rows": [row for row in record["rows"] if not (is_torus(row) or is_other(row))]}
-    parts = []
-    names = ["textbook", "lipcert", *SAMPLED, "orthogonium", "unconstrained"]
-    for kind, title in (("step", "Training step"), ("forward", "Forward pass in training mode")):
-        rows = []
-        for row in record["rows"]:
-            values = row["seconds"][kind]
-            base = values["unconstrained"]
-            cells = ["–" if name not in values else f"{values[name] / base:.2f}" for name in names[:-1]]
-            rows.append([f"`{row['case']}`", *cells, f"{milliseconds(base)}"])
-        parts.append(f"{title}, as a multiple of the unconstrained layer (its time in the last column):\n\n")
-        parts[-1] += markdown_table(["case", *names[:-1], "unconstrained"], rows)
-    rows = []
-    for row in record["rows"]:
-        values = row["seconds"]["inference"]
-        base = values["unconstrained"]
-        rows.append([f"`{row['case']}`", *(f"{values[n] / base:.2f}" for n in ("textbook", "lipcert, frozen"))])
-    parts.append(
-        "Inference, the same multiple:\n\n" + markdown_table(["case", "textbook", "lipcert, frozen"], rows)
+    rows = {row["case"]: row for row in record["rows"]}
+    lines = [["dense layer, inference, 256 images", "inference", "dense-2880x2048-b256"]]
+    lines += [[f"dense layer, training, batch {b}", "step", f"dense-2880x2048-b{b}"] for b in (256, 64, 1)]
+    lines += [["whole network, inference, 256 images", "inference", "sll_small-b256"]]
+    lines += [[f"whole network, training, batch {b}", "step", f"sll_small-b{b}"] for b in (256, 64)]
+    ours = {"inference": "lipcert, frozen", "step": "lipcert"}
+    cells = [
+        [title, multiple(rows[case], kind, ours[kind]), multiple(rows[case], kind, "textbook")]
+        for title, kind, case in lines
+    ]
+    return (
+        f"{markdown_table(['times the unconstrained network', 'lipcert', 'textbook'], cells)}\n\n{source(record)}"
     )
+
+
+def tables(record: dict) -> str:
+    """Markdown: the cost of SLL, a line for each case."""
+    from lipcert.reports.tables import markdown_table
+
+    names = ["textbook", "lipcert", *SAMPLED, "orthogonium"]
+    titles = ["case", *(f"step, {name.removeprefix('lipcert, ')}" for name in names)]
+    titles += [
+        "inference, textbook",
+        "inference, frozen",
+        "unconstrained step",
+        "memory, textbook",
+        "memory, lipcert",
+    ]
     rows = []
     for row in record["rows"]:
-        cells = [row["memory"].get(name) for name in names]
-        rows.append([f"`{row['case']}`", *("–" if cell is None else f"{cell / 2**20:.0f}" for cell in cells)])
-    parts.append("Peak memory of a step, MiB above the parameters:\n\n" + markdown_table(["case", *names], rows))
-    return "\n\n".join(parts) + "\n\n" + source(record)
+        if is_torus(row) or is_other(row):
+            continue
+        cells = [multiple(row, "step", name) for name in names]
+        cells += [multiple(row, "inference", name) for name in ("textbook", "lipcert, frozen")]
+        cells += [milliseconds(row["seconds"]["step"]["unconstrained"])]
+        cells += [memory_multiple(row, name) for name in ("textbook", "lipcert")]
+        rows.append([f"`{row['case']}`", *cells])
+    return f"{markdown_table(titles, rows)}\n\n{source(record)}"
 
 
 def others_table(record: dict) -> str:
     """Markdown: layers other than SLL as multiples of the unconstrained one."""
     from lipcert.reports.tables import markdown_table
 
-    titles = ["layer", "step, textbook", "step, lipcert", "step, peer", "inference, frozen"]
-    titles += ["unconstrained step", "MiB, textbook", "MiB, lipcert", "MiB, unconstrained"]
+    titles = ["layer", "step, textbook", "step, lipcert", "step, other library", "inference, frozen"]
+    titles += ["unconstrained step", "memory, lipcert"]
     rows = []
     for row in filter(is_other, record["rows"]):
-        step, still = row["seconds"]["step"], row["seconds"]["inference"]
-        base = step["unconstrained"]
-        peer = next((f"{step[name] / base:.2f} ({name})" for name in PEERS if name in step), "–")
-        cells = [f"{step[name] / base:.2f}" for name in ("textbook", "lipcert")]
-        cells += [peer, f"{still['lipcert, frozen'] / still['unconstrained']:.2f}", milliseconds(base)]
-        memory = [row["memory"].get(name) for name in ("textbook", "lipcert", "unconstrained")]
-        cells += ["–" if size is None else f"{size / 2**20:.0f}" for size in memory]
+        peer = next(
+            (f"{multiple(row, 'step', name)} ({name})" for name in PEERS if name in row["seconds"]["step"]), "–"
+        )
+        cells = [multiple(row, "step", "textbook"), multiple(row, "step", "lipcert"), peer]
+        cells += [multiple(row, "inference", "lipcert, frozen")]
+        cells += [milliseconds(row["seconds"]["step"]["unconstrained"]), memory_multiple(row, "lipcert")]
         rows.append([f"`{row['case']}`", *cells])
     return f"{markdown_table(titles, rows)}\n\n{source(record)}"
 
 
 def rewrite(mark: str, made: str) -> None:
-    """What docs/speed.md shows between two marks."""
+    """Replace the text between two marks of docs/speed.md."""
     page = ROOT / "docs/speed.md"
     head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark}:begin -->")
     _, end, tail = rest.partition(f"<!-- {mark}:end -->")
@@ -459,6 +477,7 @@ def main() -> None:
             write_json(arguments.out, record)
     if arguments.docs:
         record = json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))
+        rewrite("answer", answer_table(record))
         rewrite("speed", tables(record))
         rewrite("others", others_table(record))
         rewrite("torus", torus_table(record))

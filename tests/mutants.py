@@ -5,6 +5,7 @@ the library: an explicit matrix, a Jacobian or two points. ``test_mutants.py`` a
 the checker; ``benchmarks/mutants.py`` writes the table of docs/mutants.md from the same list.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -969,24 +970,65 @@ def shown(value):
     return f"1 + {value - 1:.1e}" if 1e-12 < value - 1 < 1e-4 else f"{value:.4g}"
 
 
+def outcome(row):
+    """The group of the page that a row belongs to."""
+    if row.checker is not None and row.checker[1] == "accepts":
+        return "sound"
+    return row.verdict
+
+
+def lines_of(header, rows):
+    """A table of Markdown."""
+    cells = [[cell.replace("|", chr(92) + "|") for cell in row] for row in (header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
+
+
+def counts(rows, tampered, radii):
+    """The Markdown at the top of docs/mutants.md: how many mistakes had which outcome."""
+    number = collections.Counter(map(outcome, rows))
+    caught = sum(verdict in ("refutes", "malformed") for _, verdict in tampered)
+    return lines_of(
+        ["outcome", "number"],
+        [
+            ["`audit` refutes the claim by two points (REFUTED)", str(number["REFUTED"])],
+            ["`audit` proves a larger constant than claimed (PROVED)", str(number["PROVED"])],
+            ["`audit` proves no finite constant (UNKNOWN)", str(number["UNKNOWN"])],
+            ["`audit` rejects the module (NotCertified)", str(number["NotCertified"])],
+            ["the change is harmless, and its claim is proved", str(number["sound"])],
+            ["changed certificates that the checker rejects", f"{caught} of {len(tampered)}"],
+            ["wrong radii that `certify` avoids", f"{sum(r <= t for *_, t, r in radii)} of {len(radii)}"],
+        ],
+    )
+
+
+GROUPS = {
+    "REFUTED": "REFUTED: two points contradict the claim",
+    "PROVED": "PROVED: the proved constant is larger than the claim",
+    "UNKNOWN": "UNKNOWN: no finite constant",
+    "NotCertified": "NotCertified: the module is rejected",
+    "sound": "Harmless changes",
+}
+
+
 def table(rows, tampered, radii):
-    """The Markdown of docs/mutants.md."""
-    lines = [
-        "| what is wrong | from | claimed L | true L, at least | audit | proved L | checker at the claimed L |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        said = "–" if row.checker is None else row.checker[1]
-        cells = [row.mutant.name, row.mutant.source, shown(row.case.claimed), shown(row.case.truth), row.verdict]
-        cells += [shown(row.upper) if row.verdict != "NotCertified" else "–", said]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    lines += ["", "| change to a true certificate | checker |", "|---|---|"]
-    lines += [f"| {name} | {verdict} |" for name, verdict in tampered]
-    lines += ["", "| mistake about radii | claimed | true | certify |", "|---|---|---|---|"]
-    lines += [
-        f"| {name} | {'NaN' if math.isnan(c) else f'{c:.4g}'} | {t:.4g} | {r:.4g} |" for name, c, t, r in radii
-    ]
-    return "\n".join(lines)
+    """The Markdown of docs/mutants.md, a table for each outcome."""
+    texts = []
+    for group, title in GROUPS.items():
+        header = ["what is wrong", "mistake", "claimed L", "true L ≥"]
+        header += ["proved L", "checker"] * (group in ("REFUTED", "PROVED", "sound"))
+        lines = []
+        for row in rows:
+            if outcome(row) == group:
+                source = ", ".join(word for word in row.mutant.source.split(", ") if word.isdigit()) or "–"
+                cells = [row.mutant.name, source, shown(row.case.claimed), shown(row.case.truth)]
+                cells += [shown(row.upper), "–" if row.checker is None else row.checker[1]]
+                lines.append(cells[: len(header)])
+        texts += [f"### {title}", lines_of(header, lines)]
+    texts += ["### Changed certificates", lines_of(["change to a true certificate", "checker"], tampered)]
+    wrong = [[name, "NaN" if math.isnan(c) else f"{c:.4g}", f"{t:.4g}", f"{r:.4g}"] for name, c, t, r in radii]
+    texts += ["### Wrong radii", lines_of(["mistake", "claimed", "true", "`certify`"], wrong)]
+    return "\n\n".join(texts)
 
 
 def certified(network, x, label):

@@ -111,12 +111,15 @@ def test_radii_are_those_of_all_rivals(name):
 
 def test_the_page_is_what_the_table_says_now():
     rows, tampered, radii = results()
-    between = (
-        PAGE.read_text(encoding="utf-8").split("<!-- mutants:begin -->\n")[1].split("\n<!-- mutants:end -->")[0]
-    )
-    assert between == mutants.table(rows, tampered, radii), (
-        "run python benchmarks/mutants.py --docs docs/mutants.md"
-    )
+    page = PAGE.read_text(encoding="utf-8")
+    for mark, text in (("counts", mutants.counts), ("mutants", mutants.table)):
+        shown = page.split(f"<!-- {mark}:begin -->\n")[1].split(f"\n<!-- {mark}:end -->")[0]
+        assert shown == text(rows, tampered, radii), "run python benchmarks/mutants.py --docs docs/mutants.md"
+
+
+def test_every_row_is_in_one_group_of_the_page():
+    rows = results()[0]
+    assert {mutants.outcome(row) for row in rows} == set(mutants.GROUPS)
 
 
 def test_every_known_mistake_has_a_row():

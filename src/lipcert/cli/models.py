@@ -9,7 +9,7 @@ import tyro
 
 LEGEND = """Parameters are for 3×32×32 images and 10 classes.
 Convolutions: number × channels·neurons per pixel. Dense: number × inputs·neurons.
-A name starts with the method, see docs/layers.md and docs/choose.md.
+A name starts with the method, see docs/layers.md and docs/results.md.
 `lipcert models NAME` shows all fields of one architecture."""
 
 
