@@ -352,11 +352,11 @@ def torus_table(record: dict) -> str:
         cells += [multiple(row, "inference", "textbook"), multiple(row, "inference", "lipcert, frozen")]
         rows.append([f"`{row['case']}`", *cells, milliseconds(row["seconds"]["step"]["unconstrained"])])
     titles = ["case", "step, textbook", "step, lipcert", "inference, textbook", "inference, frozen"]
-    return f"{markdown_table([*titles, 'unconstrained step'], rows)}\n\n{source(record)}"
+    return f"{markdown_table([*titles, 'unconstrained step (ms)'], rows)}\n\n{source(record)}"
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{1000 * seconds:,.0f} ms"
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
 
 def source(record: dict) -> str:
@@ -403,7 +403,7 @@ def tables(record: dict) -> str:
     titles += [
         "inference, textbook",
         "inference, frozen",
-        "unconstrained step",
+        "unconstrained step (ms)",
         "memory, textbook",
         "memory, lipcert",
     ]
@@ -424,7 +424,7 @@ def others_table(record: dict) -> str:
     from lipcert.reports.tables import markdown_table
 
     titles = ["layer", "step, textbook", "step, lipcert", "step, other library", "inference, frozen"]
-    titles += ["unconstrained step", "memory, lipcert"]
+    titles += ["unconstrained step (ms)", "memory, lipcert"]
     rows = []
     for row in filter(is_other, record["rows"]):
         peer = next(
