@@ -13,7 +13,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.certified import ops
 from lipcert.certified.certificate import write_certificate
-from lipcert.certified.certify import errors_along, walk
+from lipcert.certified.certify import _drop, errors_along, walk
 from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
 from lipcert.data.digits import load_digits
@@ -602,3 +602,13 @@ def test_a_mixture_with_an_assumed_branch_is_assumed():
     run = prove(nn.Sequential(raw), (6,))
     x = torch.randn(3, 6, dtype=torch.float64)
     torch.testing.assert_close(run.run(x)[-1], freeze(raw).double()(x), rtol=1e-14, atol=1e-14)
+
+
+def test_values_that_no_later_part_reads_free_their_memory() -> None:
+    proved = prove(
+        lc.freeze(nn.Sequential(lc.ResidualLinear(6, 5), lc.layers.MaxMin(), lc.AffineLinear(6, 3))), (6,)
+    )
+    values = [torch.ones(4, 6), torch.ones(4, 6)]
+    _drop(values, proved, 1)
+    assert values[0].untyped_storage().nbytes() == 0
+    assert values[1].shape == (4, 6)

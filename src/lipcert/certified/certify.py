@@ -236,21 +236,21 @@ def require_shape(proved: Proved, images: Tensor) -> None:
 
 
 def walk(proved: Proved, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The output, and the norm of what each part computes, rounded up; the norm of the input is the last one."""
+    """The output, and the norm of what each part but the last computes, rounded up; the input's norm comes last."""
     values: list[Tensor] = []
     sizes: list[Tensor] = []
-    for part in proved.parts:
-        inputs = [x if place < 0 else values[place] for place in part.inputs]
-        with torch.autocast(x.device.type, enabled=False):
-            value = part.forward(*inputs)
-        if value.dtype != x.dtype:
-            raise NotCertified(
-                f"{part.name} ({part.op}) must keep {x.dtype}, but it gives {value.dtype}. Its rounding is not "
-                "that of the proof."
-            )
-        values.append(value)
-        sizes.append(_norms_up(value))
-        _drop(values, proved, len(values) - 1)
+    with torch.autocast(x.device.type, enabled=False):
+        for index, part in enumerate(proved.parts):
+            value = part.forward(*[x if place < 0 else values[place] for place in part.inputs])
+            if value.dtype != x.dtype:
+                raise NotCertified(
+                    f"{part.name} ({part.op}) must keep {x.dtype}, but it gives {value.dtype}. Its rounding is not "
+                    "that of the proof."
+                )
+            values.append(value)
+            if index + 1 < len(proved.parts):
+                sizes.append(_norms_up(value))
+            _drop(values, proved, index)
     return values[-1], [*sizes, _norms_up(x)]
 
 
@@ -263,7 +263,7 @@ def _drop(values: list[Tensor], proved: Proved, index: int) -> None:
     """Free what no later part reads."""
     for place in proved.parts[index].inputs:
         if place >= 0 and all(place not in part.inputs for part in proved.parts[index + 1 :]):
-            values[place] = values[place][:0]
+            values[place] = values[place].new_empty(0)  # a slice would keep the memory
 
 
 def errors_along(
