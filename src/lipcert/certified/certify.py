@@ -49,6 +49,7 @@ class CertificationResult:
     assumed: tuple[str, ...] = ()  # layers whose constant is a user's word
     errors: Tensor | None = None  # (N,) float64: the largest rounding term 3E of each example
     assumes: tuple[str, ...] = ()  # what rounding bounds assume of the platform, e.g. "tanh within 8 ulp"
+    method: str = "lipschitz"  # a name of lipcert.certifiers.methods
 
     @property
     def natural_accuracy(self) -> float:
