@@ -34,11 +34,12 @@ from lipcert.data.registry import load_data
 from lipcert.experiments.compare import Row, finished_rows
 from lipcert.experiments.comparison import Comparison
 from lipcert.experiments.cost import inference_seconds, step_seconds
-from lipcert.experiments.results import Spread, checked, spread
+from lipcert.experiments.plan import Spread, spread
 from lipcert.files import atomic_file, write_json
 from lipcert.models.build import build
 from lipcert.records import METHODS, RADII, RunFolder
 from lipcert.reports.tables import markdown_table
+from lipcert.runs import Run
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
@@ -113,7 +114,7 @@ def joined(record: dict, path: Path) -> dict:
 
 
 def run_record(folder: Path) -> dict:
-    run, shares = checked(folder), {"examples", "natural", "certified", "attacked"}
+    run, shares = Run(folder).check(), {"examples", "natural", "certified", "attacked"}
     rows = run.attacked.rows if run.attacked else ()
     return {
         "run": folder.name,

@@ -10,7 +10,7 @@ import lipcert as lc
 from lipcert.activations import slope_restricted
 from lipcert.algebra.orthogonal import exponential_series, orthonormal
 from lipcert.certified.radius import certified_radii
-from lipcert.data.digits import load_digits
+from lipcert.data.registry import load_data
 
 SIZES = [
     lambda v: lc.ResidualLinear(v, 3),
@@ -130,7 +130,11 @@ REFUSED = [  # (call, exception, what the message must say)
     (lambda: lc.layers.Normalize([0.5], [1.0, 1.0]), ValueError, r"one per mean"),
     (lambda: lc.layers.ConvexCombination(), ValueError, r"at least one branch.*got none"),
     (lambda: lc.losses.OffsetCrossEntropy(temperature=0.0), ValueError, r"temperature above 0; got"),
-    (lambda: load_digits("validation"), ValueError, r"split must be one of \['test', 'train'\]; got 'validation'"),
+    (
+        lambda: load_data("digits", "validation"),
+        ValueError,
+        r"split must be one of \['test', 'train'\]; got 'validation'",
+    ),
     (
         lambda: certified_radii(torch.ones(2, 3), torch.zeros(3).long(), torch.ones(3, 3)),
         ValueError,

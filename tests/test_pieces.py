@@ -13,7 +13,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.algebra.gram import dense_columns
 from lipcert.certified.radius import certified_radii
-from lipcert.data.digits import load_digits
+from lipcert.data.registry import load_data
 from paths import ROOT
 
 EPS = torch.finfo(torch.float64).eps
@@ -103,7 +103,7 @@ def test_a_convex_combination_is_no_product():
 
 
 def test_digits_are_whole():
-    train, test = load_digits("train"), load_digits("test")
+    train, test = load_data("digits", "train"), load_data("digits", "test")
     assert (len(train.labels), len(test.labels)) == (1400, 397)
     for part in (train, test):
         assert part.images.dtype == torch.uint8

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -429,14 +429,15 @@ class RunFolder:
 
     # --- Laws ---
 
-    def check(self) -> None:
-        """Raise ValueError, naming the file and the row, if the files do not belong together."""
+    def check(self) -> Self:
+        """Return the folder; raise ValueError, naming the file and the row, if its files do not belong together."""
         self.require()
         if self.audited is not None:
             self._check_weights(self.audit_file, self.audited.weights, f"lipcert audit {self.where}")
         self._check_examples()
         for attack in self.attacks:
             self._check_attack(attack)
+        return self
 
     def _check_weights(self, file: Path, about: str, command: str) -> None:
         if about != self.weights:

@@ -28,7 +28,6 @@ from lipcert.attacks.pgd import pgd, random_starts, seed_of
 from lipcert.attacks.referee import in_both_precisions, judge
 from lipcert.cli import main
 from lipcert.cli.certify import Certify
-from lipcert.data.digits import load_digits
 from lipcert.data.registry import load_data
 from lipcert.records import METHODS, RunFolder
 from lipcert.runs import Run
@@ -49,7 +48,7 @@ def _trained():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        data = load_digits("train")
+        data = load_data("digits", "train")
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         for _ in range(60):
             optimizer.zero_grad()
@@ -64,7 +63,7 @@ def unprotected():
 
 
 def digits(count):
-    data = load_digits("test")
+    data = load_data("digits", "test")
     return data.inputs()[:count], data.labels[:count]
 
 
@@ -590,7 +589,7 @@ def claimed(folder, data=None):
 
 def proved(folder, turned=False):
     """The same radii, certified here."""
-    data = load_digits("test")
+    data = load_data("digits", "test")
     images, labels = (data.inputs().flip(0), data.labels.flip(0)) if turned else (data.inputs(), data.labels)
     return lc.certify(Run(folder).frozen(), images[:80], labels[:80]).radii.tolist()
 
@@ -610,7 +609,7 @@ def test_what_is_certified_is_about_these_weights(run_copy, tmp_path):
 
 
 def test_what_is_certified_is_about_these_images(run_copy, tmp_path):
-    data, file = load_digits("test"), tmp_path / "turned.npz"
+    data, file = load_data("digits", "test"), tmp_path / "turned.npz"
     np.savez(file, images=data.images.flip(0)[:, 0].numpy(), labels=data.labels.flip(0).numpy())
     assert claimed(run_copy, data=str(file)) == proved(run_copy, turned=True)
     assert Certify(run_copy, examples=30, restart=True).run() == 0  # too few
@@ -621,7 +620,7 @@ def test_what_is_certified_is_about_these_images(run_copy, tmp_path):
 def test_two_and_three_classes_of_one_channel(classes, tmp_path):
     arrays = {}
     for split in ("train", "test"):
-        data = load_digits(split)
+        data = load_data("digits", split)
         keep = data.labels < classes
         arrays[f"x_{split}"], arrays[f"y_{split}"] = data.images[keep][:, 0].numpy(), data.labels[keep].numpy()
     np.savez(tmp_path / "few.npz", **arrays)

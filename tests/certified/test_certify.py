@@ -16,7 +16,7 @@ from lipcert.certified.certificate import write_certificate
 from lipcert.certified.certify import _drop, errors_along, walk
 from lipcert.certified.freeze import freeze, prove
 from lipcert.check import check
-from lipcert.data.digits import load_digits
+from lipcert.data.registry import load_data
 from lipcert.verified.rounding import U32, U64
 from processes import ENVIRONMENT, command
 
@@ -25,7 +25,7 @@ from processes import ENVIRONMENT, command
 def trained():
     """A small convolutional network on the digits, trained for real, and the test digits."""
     torch.manual_seed(0)
-    train, test = load_digits("train"), load_digits("test")
+    train, test = load_data("digits", "train"), load_data("digits", "test")
     backbone = nn.Sequential(
         lc.layers.Center([0.3]), lc.layers.SpaceToDepth(2), lc.layers.PadChannels(8), lc.ResidualConv2d(8, 6),
         nn.Flatten(), lc.ResidualLinear(128, 48), lc.ResidualLinear(128, 48, bound="aol"),

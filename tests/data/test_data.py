@@ -27,7 +27,7 @@ import torch
 from PIL import Image, ImageOps
 
 import lipcert.cli
-from lipcert.data import fetch, jitter, npz
+from lipcert.data import augment, fetch, npz
 from lipcert.data.augment import PRESETS, augmentation
 from lipcert.data.catalog import CATALOG, Entry, prepared_path
 from lipcert.data.dataset import ImageData, image_data
@@ -1258,10 +1258,10 @@ import resource, sys
 from pathlib import Path
 import lipcert.cli
 from lipcert.data import npz, registry
-from lipcert.data.digits import load_digits
+from lipcert.data.registry import load_data
 def prepare(name, source, root, progress):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))  # no file may grow beyond: as on a full disk
-    npz.save(Path(root) / "mnist.npz", {"train": load_digits("train")})
+    npz.save(Path(root) / "mnist.npz", {"train": load_data("digits", "train")})
 registry.prepare = prepare
 sys.argv[0] = "lipcert"
 lipcert.cli.main()
@@ -1397,7 +1397,7 @@ def test_jitter_agrees_with_the_formulas(channels):
 def test_hue_agrees_with_hsv(shift):
     images = batch(6, 3, 8, torch.float64)
     images[:2] = (images[:2] * 2).round() / 2
-    found = jitter.shift_hue(images, torch.full((6,), shift, dtype=torch.float64)).numpy()
+    found = augment.shift_hue(images, torch.full((6,), shift, dtype=torch.float64)).numpy()
     for image, result in zip(images.numpy(), found, strict=True):
         assert np.abs(turned(image, lambda h, s, v: ((h + shift) % 1, s, v)) - result).max() < 1e-13
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lipcert.experiments.comparison import Comparison, finals, slug, sweep
-from lipcert.experiments.plan import Failed, Job, diverged, run
-from lipcert.experiments.results import checked, spread
+from lipcert.experiments.plan import Failed, Job, diverged, run, spread
 from lipcert.jobs import open_store, open_workers
 from lipcert.records import RunFolder
 from lipcert.reports.tables import latex, markdown_table
+from lipcert.runs import Run
 from processes import ENVIRONMENT, command
 from workers import alive, children_of, start_cluster
 
@@ -239,7 +239,7 @@ def test_an_interrupted_training_is_no_finished_one(tmp_path):
 def test_runs_that_contradict_themselves_are_refused(finished, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished[0] / "runs/digits-sll-0", folder)
-    run = checked(folder)
+    run = Run(folder).check()
     row = {"eps": "36/255", "radius": 36 / 255, "examples": 10, "natural": 0.5, "certified": 0.2, "attacked": 0.3}
     row |= {"points_attacked": 3, "broken_certified": 0}
     about = {"format": "lipcert-attack-2", "method": "pgd", "attacks": ["pgd"], "examples": 10, "all": False}
@@ -247,10 +247,10 @@ def test_runs_that_contradict_themselves_are_refused(finished, tmp_path):
     for attacked in (0.3, 0.1, 0.6):
         run.attack_file("pgd").write_text(json.dumps({**about, "rows": [row | {"attacked": attacked}]}))
         if attacked == 0.3:
-            assert checked(folder).attacked.rows[0].attacked == 0.3
+            assert Run(folder).check().attacked.rows[0].attacked == 0.3
         else:
             with pytest.raises(ValueError, match="certified ≤ attacked ≤ natural"):
-                checked(folder)
+                Run(folder).check()
 
 
 def test_a_plan_is_checked_before_anything_starts(tmp_path):
@@ -295,10 +295,10 @@ def test_tables_escape_what_their_formats_would_read():
 
 
 def test_costs_are_measured_on_one_thread_and_leave_the_threads_as_they_were():
-    from lipcert.data.digits import load_digits
+    from lipcert.data.registry import load_data
     from lipcert.experiments.cost import step_seconds
 
-    plan, data, threads = Comparison(size="nano"), load_digits("train"), torch.get_num_threads()
+    plan, data, threads = Comparison(size="nano"), load_data("digits", "train"), torch.get_num_threads()
     configs = {m: (plan.config("digits", m, 0.01, 1), data) for m in ("sll", "sn")}
     cost = step_seconds(configs, repeats=2)
     assert torch.get_num_threads() == threads

@@ -22,8 +22,7 @@ from lipcert.experiments.scales import RADII, Settings, planned, scale_of, scale
 from lipcert.models.presets import model_spec
 from lipcert.records import RADII as EPS
 from lipcert.records import RunFolder, RunRecord
-from lipcert.reports.paper_latex import latex_table
-from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
+from lipcert.reports.paper_layout import footnotes, latex_table, markdown, rich_tables
 from lipcert.training.config import TrainConfig
 from paths import ROOT
 

@@ -218,9 +218,9 @@ def test_wheel_is_complete_and_imports(tmp_path):
     assert all(name.startswith(("lipcert/", "lipcert-")) for name in names)
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
-        "import json, lipcert as lc; from lipcert.data.digits import load_digits;"
+        "import json, lipcert as lc; from lipcert.data.registry import load_data;"
         "layer = lc.ResidualLinear(2, 2);"
-        "print(json.dumps([lc.__file__, len(load_digits('test').labels), layer.lipschitz_bound()]))"
+        "print(json.dumps([lc.__file__, len(load_data('digits', 'test').labels), layer.lipschitz_bound()]))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lipcert as lc
-from lipcert.data.digits import load_digits
+from lipcert.data.registry import load_data
 from lipcert.models.build import create_model
 from lipcert.records import RunFolder
 from lipcert.runs import Run
@@ -36,7 +36,7 @@ def evaluator(model):
 
 
 def run(folder, resume=False, **changes):
-    data = load_digits("train"), load_digits("test")
+    data = load_data("digits", "train"), load_data("digits", "test")
     config = TrainConfig(**{**SETTINGS, **changes})
     return train(config, RunFolder(folder), data, evaluate=evaluator, resume=resume)
 
@@ -159,7 +159,7 @@ def test_it_learns_and_the_config_reproduces_it(tmp_path):
     stored = json.loads((tmp_path / "b" / "config.json").read_text())
     assert stored == {**json.loads((tmp_path / "a" / "config.json").read_text()), "epochs": 1}
     model = load_model(tmp_path / "a")
-    test = load_digits("test")
+    test = load_data("digits", "test")
     hits = (model(test.inputs()).argmax(dim=1) == test.labels).double().mean().item()
     assert hits == pytest.approx(rows[-1]["natural"])
 
@@ -175,7 +175,7 @@ def test_a_validation_split_leaves_the_test_set_alone(tmp_path):
         return count_hits
 
     config = TrainConfig(**{**SETTINGS, "epochs": 1, "validation": 200})
-    data = load_digits("train"), load_digits("test")
+    data = load_data("digits", "train"), load_data("digits", "test")
     rows = train(config, RunFolder(tmp_path), data, evaluate=spy)
     assert sum(seen) == 200
     assert rows[-1]["step"] == 10  # 1200 images

@@ -53,8 +53,7 @@ class Reproduce:
         from lipcert.experiments.reproduce import reproduce
         from lipcert.files import write_text
         from lipcert.jobs import open_workers
-        from lipcert.reports.paper_latex import latex_table
-        from lipcert.reports.paper_layout import footnotes, markdown, rich_tables
+        from lipcert.reports.paper_layout import footnotes, latex_table, markdown, rich_tables
 
         out = Path("runs/reproduce") / self.table if self.out is None else self.out
         title = f"{self.table} at scale {self.scale}"

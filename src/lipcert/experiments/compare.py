@@ -15,8 +15,7 @@ from typing import Any
 from lipcert.data.registry import load_data
 from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
 from lipcert.experiments.cost import inference_seconds, parameters
-from lipcert.experiments.plan import CERTIFY, Job, Show, Stage, diverged, expected, measure, run
-from lipcert.experiments.results import Spread, checked, spread
+from lipcert.experiments.plan import CERTIFY, Job, Show, Spread, Stage, diverged, expected, measure, run, spread
 from lipcert.files import write_json
 from lipcert.jobs import Workers, open_store
 from lipcert.records import RADII, RunFolder
@@ -121,7 +120,7 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
         done = {method: folders for method, folders in done.items() if folders}
         inference = _inference(plan, data, {method: folders[0] for method, folders in done.items()}, out)
         for method, folders in done.items():
-            results = [checked(folder) for folder in folders]
+            results = [Run(folder).check() for folder in folders]
             config = results[0].settings
             attacks = [{row.eps: row for row in run.attacked.rows} if run.attacked else {} for run in results]
             names = [eps for eps in attacks[0] if all(eps in attack for attack in attacks)]

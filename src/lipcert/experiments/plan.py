@@ -9,6 +9,7 @@ holds run folders and nothing else. Importing this loads no torch.
 from __future__ import annotations
 
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -226,3 +227,23 @@ def _failed(job: Job, command: str, code: int, last: str) -> Failed:
     if code < 0 or code in (130, 143):
         return Failed(f"{job.name}: lipcert {command} was interrupted (exit code {code}); {KEPT}")
     return Failed(f"{job.name}: lipcert {command} failed with exit code {code}: {last}")
+
+
+# Results
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; the latter is None for one seed."""
+
+    mean: float
+    deviation: float | None
+
+    def percent(self) -> str:
+        return f"{100 * self.mean:.1f}" + ("" if self.deviation is None else f" ± {100 * self.deviation:.1f}")
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Of the values that are known; there must be one."""
+    numbers = [value for value in values if value is not None]
+    return Spread(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)

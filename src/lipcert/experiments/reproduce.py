@@ -17,12 +17,12 @@ from lipcert.data.registry import load_data
 from lipcert.errors import DataNotFound
 from lipcert.experiments.cost import Times, parameters, time_test_set
 from lipcert.experiments.paper import PAPER, PaperRow
-from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run
-from lipcert.experiments.results import checked, spread
+from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run, spread
 from lipcert.experiments.scales import Planned, Settings, planned, scale_of, scaled
 from lipcert.jobs import Store, Workers, open_store
 from lipcert.models.presets import model_spec
 from lipcert.records import RADII
+from lipcert.runs import Run
 
 FORMAT = "lipcert-reproduce-1"
 CERTIFIED_AT_FULL = 256  # images of the certificate that is timed at full scale: it runs on the CPU
@@ -181,7 +181,7 @@ def _accuracy_row(
 
 def _values(settings: Settings, out: Path, job: Job, costs: Mapping[Key, Cost]) -> dict[str, float]:
     """The numbers of one run, in the units of the paper's columns."""
-    run = checked(out / job.name)
+    run = Run(out / job.name).check()
     if PAPER.tables[settings.table].kind == "attacked":
         attack = run.attack_with(job.stages[-1].method)
         return {row.eps: 100 * row.attacked for row in attack.rows} if attack else {}
