@@ -108,7 +108,6 @@ REFUSED = [  # (call, exception, what the message must say)
     (lambda: lc.bounds.Optimal(3).fit(lc.AffineLinear(2, 3).columns()), ValueError, r"3 of them; got 2 columns"),
     (lambda: lc.bounds.SLL(3, epsilon=0.5), ValueError, r"left out for form='exp'"),
     (lambda: lc.bounds.SLL(3, "shifted", epsilon="a"), ValueError, r"epsilon must be a finite number; got 'a'"),
-    (lambda: lc.layers.MaxMin(dim="a"), ValueError, r"dim must be an integer; got 'a'"),
     (lambda: lc.layers.Scale("2"), ValueError, r"factor must be a finite number; got '2'"),
     (lambda: lc.layers.ConvexCombination([nn.ReLU()]), ValueError, r"each a module; got"),
     (

@@ -117,21 +117,6 @@ def finite(name: str, value: object, *, cure: str) -> float:
     return float(value)
 
 
-def pair(name: str, value: object, *, least: int = 1) -> tuple[int, int]:
-    """``value`` as (height, width), from one integer or two, each at least ``least``."""
-    values = (value, value) if isinstance(value, int) else value
-    if (
-        not isinstance(values, (tuple, list))
-        or len(values) != 2
-        or any(isinstance(v, bool) or not isinstance(v, int) or v < least for v in values)
-    ):
-        raise ValueError(
-            f"{name} must be one integer or a pair of integers of at least {least}; got {value!r}. "
-            f"Pass {name}={max(least, 1)} or {name}=({max(least, 1)}, {max(least, 1)})."
-        )
-    return values[0], values[1]
-
-
 def one_of(name: str, value: object, choices: Iterable[str], *, cure: str = "") -> str:
     """``value`` if it is one of ``choices``, else a ValueError that lists them."""
     known = sorted(choices)

@@ -2,17 +2,15 @@
 
 A proof reads the source of a class and the numbers of its tensors. Hooks, replaced methods, tensor subclasses with
 their own products, and settings or shapes that change after construction make the module compute something else:
-each raises ``NotCertified``. Patches of torch's functions themselves (``torch.nn.functional``) are not looked for,
-nor is what a compiler backend of your own computes.
+each raises ``NotCertified`` when a claim is made. Patches of torch's functions themselves (``torch.nn.functional``)
+are not looked for, nor is what a compiler or a forged ``__module__`` hides.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-import sys
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,88 +19,52 @@ from torch.nn.modules import module as torch_module
 from lipcert.errors import NotCertified
 
 
-class _Built(NamedTuple):
-    """The settings and the shapes of a module at the end of its construction; copies share it."""
-
-    settings: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-
-    def __deepcopy__(self, memo: object) -> _Built:
-        return self
-
-
 class _Sealing(abc.ABCMeta):
     """Notes the settings and the shapes of a module when its construction is complete."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         module = super().__call__(*args, **options)
-        vars(module)["_built"] = _Built(_settings(module), _shapes(module))
+        vars(module)["_built"] = _noted(module)
         return module
 
 
 class Fixed(nn.Module, metaclass=_Sealing):
-    """A module whose plain settings and shapes stay as they were built.
+    """A module whose plain settings and shapes must stay as they were built, or nothing is claimed about it.
 
     The guard is for classes of lipcert; a subclass defined elsewhere may use its attributes as it likes.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        built = vars(self).get("_built")
-        if built is not None and name in built.settings and _is_ours(type(self)):
-            old = built.settings[name]
-            if type(value) is not type(old) or value != old:
-                raise NotCertified(
-                    f"{type(self).__name__}.{name} is fixed when the layer is built, because its bound depends on "
-                    f"it. Build a new layer with {name}={value!r:.60}."
-                )
-        super().__setattr__(name, value)
-
     def require_as_built(self) -> None:
         """Raise ``NotCertified`` if a setting or the shape of a tensor is not what it was at construction."""
-        if not _is_ours(type(self)) or "_built" not in vars(self):
-            return
-        settings, shapes = vars(self)["_built"]
-        now = _settings(self)
-        for name in settings.keys() | now.keys():
-            if name not in settings or name not in now or settings[name] != now[name]:
+        now = _noted(self)
+        built = vars(self).get("_built", now) if type(self).__module__.startswith("lipcert.") else now
+        for name in built.keys() | now.keys():
+            if built.get(name) != now.get(name):  # torch might broadcast a tensor of another shape
                 raise NotCertified(
                     f"{type(self).__name__}.{name} is {now.get(name)!r:.60}, but the layer was built with "
-                    f"{settings.get(name)!r:.60}. Build a new layer."
-                )
-        present = _shapes(self)
-        for name in shapes.keys() | present.keys():
-            if shapes.get(name) != present.get(name):  # torch might broadcast it
-                raise NotCertified(
-                    f"{type(self).__name__}.{name} must have shape {shapes.get(name)}, as it was built, but it has "
-                    f"shape {present.get(name)}. Build a new layer."
+                    f"{built.get(name)!r:.60}. Build a new layer."
                 )
 
 
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "lipcert"
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """The plain attributes of a module: numbers, strings, tuples and records."""
-    return {
+def _noted(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a module (numbers, strings, tuples and records) and the shapes of its tensors."""
+    settings = {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_")
-        and name != "training"
-        and value is not None
-        and not callable(value)
-        and not isinstance(value, Tensor)
+        if not name.startswith("_") and name != "training" and not callable(value) and not isinstance(value, Tensor)
     }
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     tensors = {**module._parameters, **module._buffers}
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    return settings | {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite, in one pass."""
-    return not tensor.numel() or all(math.isfinite(float(end)) for end in tensor.detach().aminmax())
+def all_finite(*tensors: Tensor | None) -> bool:
+    """Whether no entry is NaN or infinite, in one pass over each tensor."""
+    return all(
+        math.isfinite(float(end))
+        for tensor in tensors
+        if tensor is not None and tensor.numel()
+        for end in tensor.detach().aminmax()
+    )
 
 
 def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
@@ -131,24 +93,12 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
 
 
 def compiled_module(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper of ``torch.compile``; None if ``module`` is no such wrapper.
-
-    Raises:
-        NotCertified: where the wrapper has hooks, or its ``forward`` no longer leads to that module.
-    """
+    """The module inside a wrapper of ``torch.compile``; None if ``module`` is no such wrapper."""
     kind = type(module)
     if (kind.__module__, kind.__qualname__) != ("torch._dynamo.eval_frame", "OptimizedModule"):
         return None
     _require_no_hooks(module)
-    inner = module.get_submodule("_orig_mod")
-    called = getattr(vars(module).get("forward"), "_torchdynamo_orig_callable", None)
-    # Either the module's own call, or torch's wrapper around the module, which holds it in its closure.
-    owner = getattr(called, "__self__", None)
-    if isinstance(called, FunctionType) and called.__globals__["__name__"] == "torch._dynamo.external_utils":
-        owner = next((cell.cell_contents for cell in called.__closure__ or ()), None)
-    if owner is not inner:
-        raise NotCertified("the forward method of a compiled module was replaced. Compile the module again.")
-    return inner
+    return module.get_submodule("_orig_mod")
 
 
 def _require_no_hooks(module: nn.Module) -> None:
@@ -168,87 +118,37 @@ def _require_no_hooks(module: nn.Module) -> None:
 
 
 def _require_own_methods(module: nn.Module) -> None:
-    """No method was replaced, neither on the object nor on its class, where torch or lipcert wrote the class."""
+    """No method was replaced on the object, nor by code from elsewhere on a class of torch or lipcert."""
     kind = type(module)
     for name, value in vars(module).items():
-        if not callable(value) or not (hasattr(kind, name) or name.startswith("__")):
-            continue
-        if name == "_compiled_call_impl" and _calls(value, module):
-            continue
-        raise NotCertified(
-            f"{kind.__qualname__} has a forward hook or a patched method ({name}), which may change what it "
-            "computes. Remove it."
-        )
+        # ``module.compile()`` sets the second one.
+        if callable(value) and (hasattr(kind, name) or name.startswith("__")) and name != "_compiled_call_impl":
+            raise NotCertified(
+                f"{kind.__qualname__} has a forward hook or a patched method ({name}), which may change what it "
+                "computes. Remove it."
+            )
     for base in kind.__mro__:
-        author, home = base.__module__.partition(".")[0], sys.modules.get(base.__module__)
-        if home is None or author not in ("torch", "lipcert"):
-            continue
-        methods = vars(base)
-        names = methods.keys() & _TORCH_METHODS if author == "torch" else methods.keys()
-        for name in names:
-            value = methods[name]
-            if not _as_written(base, name, value, vars(home)):
-                raise NotCertified(
-                    f"{base.__qualname__}.{name} was replaced by {getattr(value, '__qualname__', value)!s:.60}, "
-                    "which may compute something else. Restore the class."
-                )
-
-
-_TORCH_METHODS = {
-    "forward",
-    "__call__",
-    "_call_impl",
-    "_wrapped_call_impl",
-    "_conv_forward",
-    "_output_padding",
-    "__getattr__",
-    "__getattribute__",
-    "__deepcopy__",
-    "__iter__",
-}
-
-
-def _as_written(base: type, name: str, value: Any, home: dict[str, Any]) -> bool:
-    """Whether an attribute of a class is what its author wrote, if it decides what a module computes.
-
-    A function written in a class has the globals of its module and the name of the class in its own.
-    """
-    ours = _is_ours(base)
-    if name not in _TORCH_METHODS:
-        if not ours or name.startswith("__"):
-            return True
-        value = getattr(value, "fget", getattr(value, "__func__", value))  # a property, a static method
-        if not callable(value):
-            return True
-    if value is getattr(torch_module, "_forward_unimplemented", None):
-        return base is nn.Module
-    # torch makes a class for each parametrized module, in a function of its own.
-    inside = (f"{base.__qualname__}.", "_inject_new_class.<locals>.")
-    return isinstance(value, FunctionType) and value.__globals__ is home and value.__qualname__.startswith(inside)
-
-
-def _calls(compiled: Any, module: nn.Module) -> bool:
-    """Whether a compiled call is that of this very module, as ``module.compile()`` makes it."""
-    called = getattr(compiled, "_torchdynamo_orig_callable", None)
-    return isinstance(called, MethodType) and called.__self__ is module and called.__func__ is nn.Module._call_impl
-
-
-def float32_precision() -> tuple[str, ...]:
-    """How this process computes products of float32 numbers on a CPU: torch's old setting, and its new ones."""
-    try:
-        legacy = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to say once the new settings were used
-        legacy = "new settings"
-    mkldnn = torch.backends.mkldnn
-    parts = (torch.backends, mkldnn, getattr(mkldnn, "matmul", None), getattr(mkldnn, "conv", None))
-    return legacy, *(str(getattr(part, "fp32_precision", "none")) for part in parts)
+        if base.__module__.partition(".")[0] in ("torch", "lipcert"):
+            for name, value in vars(base).items():
+                if callable(value) and value.__module__ != base.__module__:
+                    raise NotCertified(
+                        f"{base.__qualname__}.{name} was replaced by one of {value.__module__}, which may compute "
+                        "something else. Restore the class."
+                    )
 
 
 def require_float32_products() -> None:
-    """Raise ``NotCertified`` if a product of float32 numbers may be computed with fewer bits."""
-    found = float32_precision()
-    if found[0] not in ("highest", "new settings") or any(value not in ("none", "ieee") for value in found[1:]):
+    """Raise ``NotCertified`` if a product of float32 numbers may be computed with fewer bits on a CPU."""
+    try:
+        legacy = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to say once its new settings were used
+        legacy = "highest"
+    mkldnn = torch.backends.mkldnn
+    parts = (torch.backends, mkldnn, getattr(mkldnn, "matmul", None), getattr(mkldnn, "conv", None))
+    modern = [str(getattr(part, "fp32_precision", "none")) for part in parts]
+    if legacy != "highest" or any(value not in ("none", "ieee") for value in modern):
         raise NotCertified(
-            f"float32 products must be computed in float32, but torch is set to {', '.join(found)}. Call "
-            "torch.set_float32_matmul_precision('highest') and leave torch.backends.*.fp32_precision at 'ieee'."
+            f"float32 products must be computed in float32, but torch is set to {', '.join([legacy, *modern])}. "
+            "Call torch.set_float32_matmul_precision('highest') and leave torch.backends.*.fp32_precision at "
+            "'ieee'."
         )

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lipcert.certified import ops
-from lipcert.certified.op import Op, Shape, require
-from lipcert.certified.operators import example_axis
+from lipcert.certified.op import Op, Shape, example_axis, require
 from lipcert.certified.ops import Flexible, Function
 from lipcert.errors import NotCertified
 from lipcert.intact import compiled_module, require_intact
@@ -40,10 +39,8 @@ def settings_of(module: nn.Module) -> SimpleNamespace:
     return SimpleNamespace(**{key: copy.deepcopy(v) for key, v in vars(module).items() if not key.startswith("_")})
 
 
-def inner_axis(dim: Any) -> int:
+def inner_axis(dim: int) -> int:
     """The axis of an example that is dimension ``dim`` of a batch."""
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise NotCertified(f"its dimension must be a number, got {dim!r}.")
     require(dim != 0, "it must not mix the examples of a batch, got dimension 0. Channels are dimension 1.")
     return dim - 1 if dim > 0 else dim
 
@@ -308,12 +305,10 @@ def _value(parameter: Tensor | None) -> Tensor | None:
 
 
 def _linear(module: nn.Linear) -> list[Op]:
-    require(isinstance(module.weight, Tensor), "it has no weight. Build it anew.")
     return [ops.Linear(module.weight, _value(module.bias))]
 
 
 def _conv(module: Any) -> list[Op]:
-    require(isinstance(module.weight, Tensor), "it has no weight. Build it anew.")
     axes = module.weight.ndim - 2
     stride, dilation = _each(module.stride, axes), _each(module.dilation, axes)
     reach = [d * (k - 1) for d, k in zip(dilation, module.weight.shape[2:], strict=True)]
@@ -569,12 +564,10 @@ def _present_values(module: nn.Module) -> nn.Module:
 
 def _inherited(kind: type) -> type | None:
     """The product of torch.nn that ``kind`` is a subclass of, if it adds methods at most and replaces none."""
-    for index, base in enumerate(kind.__mro__):
-        if base in _PRODUCTS:
-            inherits = base is not kind and kind.__mro__[index:] == base.__mro__  # else a mixin comes after it
-            return base if inherits else None
-        for name, value in vars(base).items():
-            replaces = name.startswith("__") or not isinstance(value, FunctionType)
-            if name not in _HARMLESS and (replaces or hasattr(nn.ConvTranspose2d, name)):
-                return None
-    return None
+    base = next((base for base in kind.__mro__ if base in _PRODUCTS), kind)
+    own = kind.__mro__[: kind.__mro__.index(base)]
+    if (*own, *base.__mro__) != kind.__mro__:  # a mixin comes after it
+        return None
+    added = {name: value for part in own for name, value in vars(part).items() if name not in _HARMLESS}
+    methods = all(isinstance(value, FunctionType) and not name.startswith("__") for name, value in added.items())
+    return base if own and methods and not any(hasattr(nn.ConvTranspose2d, name) for name in added) else None

@@ -27,13 +27,13 @@ from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
 from lipcert.certified import foreign, ops
 from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
 from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
-from lipcert.certified.op import Op, Shape, finite, require
+from lipcert.certified.op import Op, Shape, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
-from lipcert.intact import require_intact
+from lipcert.intact import all_finite, require_intact
 from lipcert.layers import activation, forms, head, shape
-from lipcert.layers.contract import LipschitzLayer, require_finite, require_no_loop, require_stated
+from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
 from lipcert.layers.operators import Conv
 from lipcert.verified import convolution
 from lipcert.verified.rounding import float32_down
@@ -42,6 +42,7 @@ ROOM = 2.0**-26  # γ and V are this much smaller than they may be, so that ever
 ENLARGED = 1.1  # what a proof may lose on its own: rounding, and for a convolution up to 7 % on a grid
 LEAST_T = 2.0**-120  # below it γ would leave float32: the neuron is dropped, as Theorem 6 allows
 FEW_TAPS = 9  # a direct convolution with no more costs no more than five products
+PIXEL = ((1, 1), ((0, 0), (0, 0)), (1, 1))  # stride, padding and dilation of a 1×1 convolution
 MANY_NUMBERS = 2**26  # in the blocks of one layer: what a checker takes
 _ONE_AT_A_TIME = threading.RLock()
 _RULES: dict[type, Callable[[Any], float]] = {}
@@ -126,7 +127,7 @@ def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
         return proved.lipschitz
     network = as_network(module, parametrized=True)
     _require_no_rule(network)
-    if not all(finite(*op._buffers.values()) for op in network):
+    if not all(all_finite(*op._buffers.values()) for op in network):
         raise NotCertified(f"{type(module).__qualname__} must have finite tensors, got NaN or infinity.")
     nodes, place, product = {node.name: node for node in network.nodes}, network.names[-1:], 1.0
     while place and place[0] != INPUT:  # from the last op back: what it does not read does not count
@@ -149,7 +150,6 @@ def _require_no_rule(steps: Iterable[Op]) -> None:
 def require_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch module, got {type(model).__name__}. Pass the network itself.")
-    require_no_loop(model)
 
 
 @contextlib.contextmanager
@@ -222,8 +222,10 @@ class _Graph:
                 if hasattr(part, "require_sound"):
                     require_stated(part, "require_sound")
             require_finite(module)
-            near = module if _on_cpu(module) else copy.deepcopy(module).cpu()
-            with _evaluating(near), dead_as_in(_dtype(near)):
+            tensors = [*module.parameters(), *module.buffers()]
+            near = module if all(tensor.is_cpu for tensor in tensors) else copy.deepcopy(module).cpu()
+            dtypes = (tensor.dtype for tensor in module.parameters() if tensor.is_floating_point())
+            with _evaluating(near), dead_as_in(next(dtypes, torch.float32)):
                 steps = LAYERS[kind](near)
             if kind is head.NormalizedHead:
                 self.heads.add(name or "network")
@@ -279,10 +281,9 @@ class _Graph:
 
 def _own(op: Op) -> Op:
     """A copy of an op that runs the code of its class, which must be one of lipcert's: an op proves itself."""
-    for part in (op, *(op._made.values() if isinstance(op, Flexible) else ())):
-        require_intact(part)
-        if type(part) not in (*ops.CLASSES, Function, Flexible, ops.OpenConvTranspose, Assumed):
-            raise NotCertified("only the ops of lipcert are proved. Declare one with lipcert.register_rule.")
+    require_intact(op)
+    if type(op) not in (*ops.CLASSES, Function, Flexible, ops.OpenConvTranspose, Assumed):
+        raise NotCertified("only the ops of lipcert are proved. Declare one with lipcert.register_rule.")
     if isinstance(op, Assumed):
         require_intact(op.module, tensors=False)
         return _assumed(op.module, op.declared, op.method)
@@ -299,29 +300,18 @@ def _assumed(module: nn.Module, constant: float, method: str) -> Op:
     return Assumed(copied, constant, method)
 
 
-def _on_cpu(module: nn.Module) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in [*module.parameters(), *module.buffers()])
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    """What the layer computes in."""
-    floating = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
-    return floating[0] if floating else torch.float32
-
-
 def _in_float32(node: Node) -> Op:
     """The op with its tensors in float32, but for a witness."""
     op = node.op
-    if not finite(*op._buffers.values()):
+    if not all_finite(*op._buffers.values()):
         raise NotCertified(f"{node.name} has NaN or infinity in its tensors. Load or train other weights.")
-    wide = {name for name, tensor in op._buffers.items() if tensor is not None and tensor.dtype != torch.float32}
-    if wide - {"witness"}:
-        fields = op.fields()
-        narrow = {name: fields[name].float() for name in wide - {"witness"}}
-        with contextlib.suppress(NotCertified):  # a std that became 0
-            op = type(op)(**{**fields, **narrow})
-    still = {name for name, tensor in op._buffers.items() if tensor is not None and tensor.dtype != torch.float32}
-    if still - {"witness"} or not finite(*op._buffers.values()):
+    stored = {name: tensor for name, tensor in op._buffers.items() if tensor is not None and name != "witness"}
+    narrow = {name: tensor.float() for name, tensor in stored.items() if tensor.dtype != torch.float32}
+    try:
+        op = op.clone(**narrow) if narrow else op
+    except NotCertified:  # a std that became 0
+        narrow["std"] = torch.tensor(math.nan)
+    if not all_finite(*narrow.values()):
         raise NotCertified(
             f"{node.name} holds numbers that float32 cannot store (beyond 3e38, or a std below 1e-45). Rescale it."
         )
@@ -485,7 +475,10 @@ def _general(layer: forms.General) -> list[Op]:
     joined = torch.cat((weight.cpu(), minus), dim=1)
     expansion = _verified(_builder(layer, joined, bias), target / 2, q)
     mixing = torch.cat(_doubled(layer).contraction(), dim=1)
-    last = _contracted(_pixelwise_map if image else _dense_map, mixing, _norm)
+    if image:
+        last = _contracted(lambda stored: ops.Conv(stored[:, :, None, None], None, *PIXEL), mixing, _norm)
+    else:
+        last = _contracted(lambda stored: ops.Linear(stored, None), mixing, _norm)
     pad = flexible(foreign.pad_channels, layer.operator.inputs + layer.operator.outputs, 1 if image else -1)
     return [pad, expansion, last]
 
@@ -507,14 +500,6 @@ def _contracted(build: Callable[[Tensor], Op], weight: Tensor, norm: Callable[[A
 
 def _norm(op: ops.Affine) -> float:
     return op.norm(None).value
-
-
-def _dense_map(weight: Tensor) -> Op:
-    return ops.Linear(weight, None)
-
-
-def _pixelwise_map(weight: Tensor) -> Op:
-    return ops.Conv(weight[:, :, None, None], None, (1, 1), ((0, 0), (0, 0)), (1, 1))
 
 
 def _doubled(layer: Any) -> Any:
@@ -652,12 +637,11 @@ def _pixelwise(layer: shape.Pixelwise) -> list[Op]:
     graph = _Graph(parametrized=True)
     graph.add(layer.layer, "layer", INPUT)
     op = graph.nodes[0].op if len(graph.nodes) == 1 else None
-    pixel = ((1, 1), ((0, 0), (0, 0)), (1, 1))
     if isinstance(op, ops.Linear):
-        return [ops.Conv(op.weight[:, :, None, None], op.bias, *pixel)]
+        return [ops.Conv(op.weight[:, :, None, None], op.bias, *PIXEL)]
     if isinstance(op, ops.ResidualLinear) and op.groups == 1:
         kernel = op.weight[:, :, None, None]
-        return [ops.ResidualConv(kernel, op.gamma, op.bias, op.witness, op.activation, *pixel)]
+        return [ops.ResidualConv(kernel, op.gamma, op.bias, op.witness, op.activation, *PIXEL)]
     raise NotCertified(
         f"Pixelwise is proved for one dense layer, got {type(layer.layer).__qualname__}. Use a 1×1 convolution."
     )

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.certified.op import ROUND, Op, Proof, Shape, array, finite
+from lipcert.certified.op import ROUND, Op, Proof, Shape, array, require
 from lipcert.certified.ops import CLASSES, Assumed, Function, Linear
 from lipcert.errors import NotCertified
-from lipcert.intact import require_intact
+from lipcert.intact import all_finite
 from lipcert.verified import rounding
 from lipcert.verified.rounding import norm_up, up
 
@@ -286,17 +286,12 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     if isinstance(step, Assumed):
         step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
-        placed = step.at(shape)
-        if type(placed) not in (*CLASSES, Function):  # a subclass could prove anything about itself
-            raise NotCertified(
-                "only the ops of lipcert are proved. Declare its constant with lipcert.register_rule."
-            )
-        require_intact(placed)
-        # The function of a ``Flexible`` is the caller's, and so may be what it returns.
-        step = step if placed is step else placed.clone()
+        step = step.at(shape)
+        known = type(step) in (*CLASSES, Function)  # a subclass could prove anything about itself
+        require(known, "only the ops of lipcert are proved. Declare its constant with lipcert.register_rule.")
     # A witness proves something or nothing; it is no part of the function.
     tensors = [tensor for name, tensor in step.named_buffers() if name != "witness" and tensor.is_floating_point()]
-    if isinstance(step, Assumed) or finite(*tensors):
+    if isinstance(step, Assumed) or all_finite(*tensors):
         proof = step.prove(shape, block)
     else:
         proof = Proof(step.output_shape(shape), math.inf, "NaN or infinity in its tensors", None)

@@ -128,16 +128,17 @@ class Op(Fixed, abc.ABC):
         raise NotCertified("its constant depends on the shape of its input. Pass the shape, or use lipcert.audit.")
 
     def at(self, shape: Shape) -> Op:
-        """The same op for inputs of that shape, with all sizes written out as a file has them."""
-        return self
+        """The same op for inputs of that shape, as a file has it: all sizes written out, axes counted from 0."""
+        axis: int = self.fields().get("axis", 0)
+        return self if axis >= 0 else self.clone(axis=example_axis(axis, shape))
 
     def room(self, shape: Shape) -> int:
         """How many numbers it holds at once for one input of that shape; 0 if no more than input and output."""
         return 0
 
-    def clone(self) -> Op:
-        """The same op with its own tensors, without hooks; what was proved is shared."""
-        copied = type(self)(**self.fields())
+    def clone(self, **changes: Any) -> Op:
+        """The same op, but for ``changes``, with its own tensors and without hooks; what was proved is shared."""
+        copied = type(self)(**{**self.fields(), **changes})
         copied._proofs = self._proofs
         return copied
 
@@ -201,6 +202,16 @@ def require(condition: bool, message: str) -> None:
         raise NotCertified(message)
 
 
+def example_axis(axis: int, shape: Shape) -> int:
+    """``axis`` of an example of that shape, counted from 0."""
+    place = axis if axis >= 0 else axis + len(shape)
+    require(
+        0 <= place < len(shape),
+        f"it acts on axis {axis} of an example, but examples have shape {shape}. The batch must not be mixed.",
+    )
+    return place
+
+
 def require_one_each(count: int, **tensors: Tensor | None) -> None:
     """A bias or a γ of another shape would be broadcast: another function than the one that is proved."""
     for name, tensor in tensors.items():
@@ -210,16 +221,6 @@ def require_one_each(count: int, **tensors: Tensor | None) -> None:
 
 def array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
-
-
-def finite(*tensors: Tensor | None) -> bool:
-    """Whether no entry is NaN or infinite, in one pass over each tensor."""
-    return all(
-        math.isfinite(float(end))
-        for tensor in tensors
-        if tensor is not None and tensor.numel()
-        for end in tensor.detach().aminmax()
-    )
 
 
 def largest(*tensors: Tensor | None) -> float:

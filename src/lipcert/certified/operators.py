@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.certified.op import Shape, array, largest, require
+from lipcert.certified.op import Shape, array, example_axis, largest, require
 from lipcert.errors import NotCertified
 from lipcert.layers.operators import pad_circular, unpad_circular
 from lipcert.verified import convolution, dense
@@ -60,16 +60,6 @@ def placed(axis: int, x: Tensor) -> int:
     place = batch_axis(axis)
     require(-x.ndim <= place < x.ndim, f"it acts on dimension {place} of a batch, got shape {tuple(x.shape)}.")
     return place % x.ndim
-
-
-def example_axis(axis: int, shape: Shape) -> int:
-    """``axis`` of an example of that shape, counted from 0."""
-    place = axis if axis >= 0 else axis + len(shape)
-    require(
-        0 <= place < len(shape),
-        f"it acts on axis {axis} of an example, but examples have shape {shape}. The batch must not be mixed.",
-    )
-    return place
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from lipcert.certified.op import (
     affine_error,
     array,
     bias_norm,
-    finite,
+    example_axis,
     g,
     largest,
     per_channel,
@@ -41,8 +42,9 @@ from lipcert.certified.op import (
     require_one_each,
     residual_error,
 )
-from lipcert.certified.operators import Operator, Weights, example_axis, placed
+from lipcert.certified.operators import Operator, Weights, placed
 from lipcert.errors import NotCertified
+from lipcert.intact import all_finite
 from lipcert.verified.dense import Bound, RowSums, norm_bound
 from lipcert.verified.rounding import U32, U64, down, exponents, ldexp_up, scaled, up
 
@@ -135,9 +137,6 @@ class Linear(Affine):
         super().__init__()
         self.axis, self.groups = axis, groups
         self._set_up(operators.Dense(axis, groups), weight=weight, bias=bias)
-
-    def at(self, shape: Shape) -> Op:
-        return _with_axis(self, shape)
 
 
 class Conv(Affine):
@@ -323,7 +322,7 @@ class Residual(Product):
 
     def row_sums(self, shape: Shape | None) -> RowSums | None:
         """The T_i of the witness for the neurons with γ_i > 0, whatever these γ_i are; None without a witness."""
-        if self.witness is None or not finite(self.witness) or not bool((self.witness > 0).all()):
+        if self.witness is None or not all_finite(self.witness) or not bool((self.witness > 0).all()):
             return None  # a network in half precision may have lost it
         weights, q, kept = self.weights(), array(self.witness).astype(np.float64), array(self.gamma) > 0
         # On a circular image that the stride does not divide, more filters meet than at other sizes.
@@ -385,9 +384,6 @@ class ResidualLinear(Residual):
         dense = operators.Dense(axis, groups)
         self._set_up(dense, weight=weight, gamma=gamma, bias=bias, witness=_wide(witness))
 
-    def at(self, shape: Shape) -> Op:
-        return _with_axis(self, shape)
-
 
 class ResidualConv(Residual):
     """A residual with Wᵀ a convolution and W its exact adjoint."""
@@ -435,19 +431,11 @@ def _wide(witness: Tensor | None) -> Tensor | None:
     return None if witness is None else witness.double()
 
 
-def _with_axis(op: Op, shape: Shape) -> Op:
-    """The op with its axis counted from 0."""
-    fields = op.fields()
-    axis = example_axis(fields["axis"], shape)
-    if axis == fields["axis"]:
-        return op
-    written = type(op)(**{**fields, "axis": axis})
-    written._proofs = op._proofs
-    return written
-
-
 class Move(Op):
     """An op without tensors, which moves entries and rounds nothing."""
+
+    def constant(self) -> float:
+        return 1.0
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         return Proof(self.output_shape(shape), 1.0, "exact")
@@ -471,16 +459,13 @@ class Rearrange(Move):
         require(math.prod(shape) == math.prod(self.split), f"it needs inputs of {self.split}, got shape {shape}.")
         return self.shape
 
-    def constant(self) -> float:
-        return 1.0
-
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if self.moves:
             x = x.reshape(x.shape[0], *self.split).permute(0, *(axis + 1 for axis in self.order))
         return x.reshape(x.shape[0], *self.shape)
 
 
-class Select(Move):
+class Select(Op):
     """Take entries along axes: entry i of the output is entry ``indices[i]`` of the input, or ``value`` for −1.
 
     An entry that is taken k times counts √k. So padding, cropping, repeating (nearest up-sampling) and circular,
@@ -524,10 +509,8 @@ class Select(Move):
 
 
 def _most_frequent(index: Sequence[int]) -> int:
-    counts: dict[int, int] = {}
-    for place in index:
-        counts[place] = counts.get(place, 0) + 1
-    return max((count for place, count in counts.items() if place >= 0), default=0)
+    """How often the most frequent entry is taken; −1 is none."""
+    return max(Counter(place for place in index if place >= 0).values(), default=0)
 
 
 def _taken(x: Tensor, axis: int, index: tuple[int, ...], value: float) -> Tensor:
@@ -597,16 +580,10 @@ class GroupSort(Move):
         super().__init__()
         self.size, self.axis, self.descending = size, axis, descending
 
-    def at(self, shape: Shape) -> Op:
-        return _with_axis(self, shape)
-
     def output_shape(self, shape: Shape) -> Shape:
         axis = example_axis(self.axis, shape)
         require(shape[axis] % self.size == 0, f"{shape[axis]} channels are not groups of {self.size}.")
         return shape
-
-    def constant(self) -> float:
-        return 1.0
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         axis = placed(self.axis, x)
@@ -618,19 +595,15 @@ class GroupSort(Move):
         return groups.sort(dim=axis + 1, descending=self.descending).values.flatten(axis, axis + 1)
 
 
-class Normalize(Op):
-    """(x − mean)/std per channel: its constant is 1/min(std)."""
+class PerChannel(Op):
+    """A shift and a factor for each channel."""
 
-    op = "normalize"
     mean: Tensor
-    std: Tensor
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        super().__init__()
-        self.store(mean=mean, std=std)
+    def _set_up(self, **tensors: Tensor | None) -> None:
+        self.store(**tensors)
         require(self.mean.ndim == 1, "its mean must be a vector.")
-        require_one_each(len(self.mean), mean=self.mean, std=self.std)
-        require(bool((self.std > 0).all()), "std must be positive.")
+        require_one_each(len(self.mean), **self._buffers)
 
     def output_shape(self, shape: Shape) -> Shape:
         require(
@@ -638,11 +611,23 @@ class Normalize(Op):
         )
         return shape
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return (x - per_channel(self.mean, x)) / per_channel(self.std, x)
-
     def constant(self) -> float:
         return self.prove((len(self.mean),)).lipschitz
+
+
+class Normalize(PerChannel):
+    """(x − mean)/std per channel: its constant is 1/min(std)."""
+
+    op = "normalize"
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self._set_up(mean=mean, std=std)
+        require(bool((self.std > 0).all()), "std must be positive.")
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return (x - per_channel(self.mean, x)) / per_channel(self.std, x)
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         out = self.output_shape(shape)
@@ -652,7 +637,7 @@ class Normalize(Op):
         return Proof(out, constant, "1/min std", error, largest=biggest)
 
 
-class BatchNorm(Op):
+class BatchNorm(PerChannel):
     """(x − μ)·w/√(v + ε) + b per channel, as in evaluation mode: its constant is the largest factor.
 
     Factors are bounded by their mantissas and exponents, so that none overflows or underflows. Rounding has a bound
@@ -661,7 +646,6 @@ class BatchNorm(Op):
     """
 
     op = "batch_norm"
-    mean: Tensor
     variance: Tensor
     weight: Tensor | None
     bias: Tensor | None
@@ -671,24 +655,12 @@ class BatchNorm(Op):
     ) -> None:
         super().__init__()
         self.eps = eps
-        self.store(mean=mean, variance=variance, weight=weight, bias=bias)
-        require(self.mean.ndim == 1, "its mean must be a vector.")
-        count = len(self.mean)
-        require_one_each(count, mean=self.mean, variance=self.variance, weight=self.weight, bias=self.bias)
-
-    def output_shape(self, shape: Shape) -> Shape:
-        require(
-            shape[0] == len(self.mean), f"it is made for {len(self.mean)} channels, got inputs of shape {shape}."
-        )
-        return shape
+        self._set_up(mean=mean, variance=variance, weight=weight, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         weight, bias = (None if t is None else t.to(x.dtype) for t in (self.weight, self.bias))
         mean, variance = self.mean.to(x.dtype), self.variance.to(x.dtype)
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
-
-    def constant(self) -> float:
-        return self.prove((len(self.mean),)).lipschitz
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         out, positions = self.output_shape(shape), math.prod(shape[1:])
@@ -915,22 +887,6 @@ def windowed(windows: Sequence[Sequence[Sequence[int]] | None], shape: Shape) ->
     return tuple(size if spans is None else len(spans) for spans, size in zip(windows, shape, strict=True))
 
 
-def window_room(windows: Sequence[Sequence[Steps] | None], shape: Shape) -> int:
-    """How many entries are copied into windows, one axis after the other."""
-    sizes, most = list(shape), 0
-    for axis, spans in enumerate(windows):
-        if spans is not None:
-            sizes[axis] = len(spans) * max(len(range(*span)) for span in spans)
-            most = max(most, math.prod(sizes))
-            sizes[axis] = len(spans)
-    return most
-
-
-def times_covered(spans: Sequence[Steps]) -> int:
-    """In how many windows the most frequent entry lies."""
-    return _most_frequent([place for start, stop, step in spans for place in range(start, stop, step)])
-
-
 class Windowed(Op):
     """A 1-Lipschitz function of each window. An entry counts once for each of its windows."""
 
@@ -943,11 +899,21 @@ class Windowed(Op):
         return windowed(self.windows, shape)
 
     def room(self, shape: Shape) -> int:
-        return window_room(self.windows, shape)
+        """How many entries are copied into windows, one axis after the other."""
+        sizes, most = list(shape), 0
+        for axis, spans in enumerate(self.windows):
+            if spans is not None:
+                sizes[axis] = len(spans) * max(len(range(*span)) for span in spans)
+                most = max(most, math.prod(sizes))
+                sizes[axis] = len(spans)
+        return most
 
     def times(self) -> float:
         """The root of the number of windows in which the most frequent entry lies."""
-        return root_up(Fraction(math.prod(times_covered(spans) for spans in self.windows if spans is not None)))
+        places = [
+            [place for span in spans for place in range(*span)] for spans in self.windows if spans is not None
+        ]
+        return root_up(Fraction(math.prod(map(_most_frequent, places))))
 
 
 class MaxPool(Windowed):
@@ -1093,9 +1059,6 @@ class AlongAxis(Op):
         super().__init__()
         self.axis = axis
 
-    def at(self, shape: Shape) -> Op:
-        return _with_axis(self, shape)
-
     def output_shape(self, shape: Shape) -> Shape:
         example_axis(self.axis, shape)
         return shape
@@ -1197,9 +1160,6 @@ class Assumed(Op):
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         result: Tensor = self.module(x)
         return result
-
-    def clone(self) -> Op:
-        raise NotImplementedError("the network copies what it does not understand")
 
     def constant(self) -> float:
         return self.declared

@@ -22,9 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from torch import Tensor
 
 from lipcert.certified.network import INPUT, MOST_CLASSES, Network, Node, Part, Proved
-from lipcert.certified.op import Op, Shape, finite
+from lipcert.certified.op import Op, Shape
 from lipcert.certified.ops import OPS, Assumed, Real
 from lipcert.errors import NotCertified
+from lipcert.intact import all_finite
 
 # What a file may ask for. An image of 224×224 with 64 channels has 2^21.6 entries, its 3×3 patches 2^24.8.
 MOST_NODES = 2**12
@@ -172,7 +173,7 @@ def _node(record: dict[str, Any], stored: dict[str, Tensor]) -> Node:
         if fields[key] != f"{name}.{key}" or fields[key] not in stored:
             raise ValueError(f"{key} must be the stored tensor {show(f'{name}.{key}')}")
         tensor = stored[fields[key]]
-        if tensor.dtype != (torch.float64 if key == "witness" else torch.float32) or not finite(tensor):
+        if tensor.dtype != (torch.float64 if key == "witness" else torch.float32) or not all_finite(tensor):
             raise ValueError(f"{key} must be a tensor of finite float32 numbers (float64 for a witness)")
         fields[key] = tensor
     return Node(name, kind(**fields), inputs)

@@ -23,8 +23,6 @@ class _Grouped(NonExpansive):
     def __init__(self, group_size: int, dim: int) -> None:
         super().__init__()
         self.group_size, self.dim = positive_int("group_size", group_size), dim
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise ValueError(f"dim must be an integer; got {dim!r}. Channels are dimension 1.")
 
     def forward(self, x: Tensor) -> Tensor:
         if not -x.ndim <= self.dim < x.ndim:

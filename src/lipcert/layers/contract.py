@@ -152,32 +152,6 @@ def require_stated(part: nn.Module, method: str) -> None:
     require_intact(part)
 
 
-def check_features(x: Tensor, features: int, layer: nn.Module) -> None:
-    """Raise ValueError unless ``x`` is (*, features)."""
-    if x.ndim < 1 or x.shape[-1] != features:
-        raise ValueError(
-            f"{type(layer).__name__} expects (*, {features}); got {tuple(x.shape)}. Flatten images first, or build "
-            "the layer for the features there are."
-        )
-
-
-def require_no_loop(module: nn.Module) -> None:
-    """Raise ValueError if a module contains itself, or an empty place where torch would fail."""
-
-    def visit(part: nn.Module, above: tuple[nn.Module, ...]) -> None:
-        if any(part is other for other in above):
-            raise ValueError(
-                f"{type(part).__qualname__} contains itself, so it cannot run. Build it without the loop."
-            )
-        for name, child in part._modules.items():
-            if child is None and type(part) is nn.Sequential:
-                raise ValueError(f"the Sequential has nothing at {name!r}, so it cannot run. Remove that entry.")
-            if child is not None:
-                visit(child, (*above, part))
-
-    visit(module, ())
-
-
 def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = None) -> float:
     """A proved Lipschitz constant of a layer, or of an ``nn.Sequential`` of layers.
 
@@ -194,7 +168,6 @@ def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = Non
     inner = compiled_module(module)
     if inner is not None:
         return lipschitz_bound(inner)
-    require_no_loop(module)
     if type(module) is not nn.Sequential:
         return _a_number(constant_of(module), module)
     require_intact(module)

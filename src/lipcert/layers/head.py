@@ -7,8 +7,6 @@ per *pair*; the constant of the whole map is another, larger number. Certificate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,8 @@ from lipcert.algebra.gram import dense_columns
 from lipcert.algebra.scale import at_least_float32, no_autocast, tiny
 from lipcert.algebra.spectral import squared_norm_bound
 from lipcert.errors import positive_int
-from lipcert.layers.contract import LipschitzLayer, check_features, require_finite, require_stated
+from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
+from lipcert.layers.operators import Dense
 from lipcert.layers.shape import TakeChannels
 
 
@@ -71,7 +70,7 @@ class NormalizedHead(LipschitzLayer):
         return unit / torch.where(alive, norm, 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_features(x, self.in_features, self)
+        Dense(self.in_features, self.num_classes).require(x, self)
         weight = self.unit_weight()
         wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
         bias = None if self.bias is None else self.bias.to(weight.dtype)
@@ -109,27 +108,25 @@ class FirstLogits(TakeChannels):
         (N, C) with C ≥ num_classes → (N, num_classes).
     """
 
+    place: Tensor
+
     def __init__(self, num_classes: int, *, device: torch.device | str | None = None) -> None:
         super().__init__(num_classes)
         self.num_classes = num_classes
         place = torch.get_default_device() if device is None else torch.device(device)
-        # It has no tensor whose device could be asked. Constants have values, so they are never on meta.
-        self._device = torch.device("cpu") if place.type == "meta" else place
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow ``network.to(device)``."""
-        self._device = fn(torch.empty(0, device=self._device)).device
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Its constants are where this buffer is. They have values, so they are never on meta at the start.
+        empty = torch.empty(0, device="cpu" if place.type == "meta" else place)
+        self.register_buffer("place", empty, persistent=False)
 
     def unit_weight(self) -> Tensor:  # (num_classes, num_classes)
         """The rows that logits are: unit vectors."""
-        return torch.eye(self.num_classes, device=self._device)
+        return torch.eye(self.num_classes, device=self.place.device)
 
     def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
         """√2 for each pair, rounded up, and 0 on the diagonal."""
         require_stated(self, "pairwise_bound")
         up = math.nextafter(math.sqrt(2), 2.0)
-        return up * (1 - torch.eye(self.num_classes, device=self._device, dtype=torch.float64))
+        return up * (1 - torch.eye(self.num_classes, device=self.place.device, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         return f"{self.num_classes}"

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.algebra.scale import at_least_float32
-from lipcert.errors import NotCertified, finite, pair, positive_int
+from lipcert.errors import NotCertified, finite, positive_int
 from lipcert.intact import require_intact
 from lipcert.layers.contract import LipschitzLayer, NonExpansive, lipschitz_bound
+from lipcert.layers.operators import sizes
 
 
 class _Blocks(NonExpansive):
@@ -23,7 +24,7 @@ class _Blocks(NonExpansive):
 
     def __init__(self, kernel_size: int | tuple[int, int]) -> None:
         super().__init__()
-        self.kernel_size = pair("kernel_size", kernel_size)
+        self.kernel_size = sizes("kernel_size", kernel_size, 2)
 
     def check(self, x: Tensor) -> None:
         if x.ndim < 3 or x.shape[-2] % self.kernel_size[0] or x.shape[-1] % self.kernel_size[1]:
@@ -75,7 +76,7 @@ class PadChannels(NonExpansive):
 
     def __init__(self, channels: int, dim: int = 1) -> None:
         super().__init__()
-        self.channels, self.dim = positive_int("channels", channels), _axis(dim)
+        self.channels, self.dim = positive_int("channels", channels), dim
 
     def forward(self, x: Tensor) -> Tensor:
         if not -x.ndim <= self.dim < x.ndim or x.shape[self.dim] > self.channels:
@@ -94,8 +95,8 @@ class TakeChannels(NonExpansive):
 
     def __init__(self, count: int, first: int = 0, dim: int = 1) -> None:
         super().__init__()
-        self.count, self.first, self.dim = positive_int("count", count), first, _axis(dim)
-        if type(first) is not int or first < 0:
+        self.count, self.first, self.dim = positive_int("count", count), first, dim
+        if first < 0:
             raise ValueError(f"first must be an integer of at least 0; got {first!r}. Count channels from 0.")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,12 +109,6 @@ class TakeChannels(NonExpansive):
 
     def extra_repr(self) -> str:
         return f"{self.count}, first={self.first}, dim={self.dim}"
-
-
-def _axis(dim: int) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ValueError(f"dim must be an integer; got {dim!r}. Channels are dimension 1.")
-    return dim
 
 
 def _behind(x: Tensor, dim: int) -> int:
