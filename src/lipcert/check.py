@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Shape = tuple[int, ...]
+Reader = Callable[[Any, str], Any]  # of a JSON value; the text says where it stands
 
 U = 2.0**-53  # unit roundoff of float64
 ROUND = 1 + 2.0**-48  # = 1 + 32u: makes up for 30 roundings of sums, products, quotients and roots of numbers ≥ 0
@@ -65,7 +67,6 @@ EXACT = 2**19  # as comparing a margin with a radius in rational numbers
 ANGLE = 2**15  # as computing one sine and cosine from integers
 
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
-TOP = "format norm arithmetic assumes input_shape weights tensors nodes lipschitz inputs claims probe"
 
 
 class Malformed(Exception):
@@ -91,7 +92,6 @@ class Budget:
 
     def numbers(self, shape: Sequence[int], where: str) -> int:
         # Return the size of an array that a node holds for one input.
-        need(min(shape) > 0, f"{where}: an empty shape, {shape}")
         return self.require(math.prod(shape), ROOM, f"{where}: the number of values for one input is")
 
     def spend(self, work: int, planned: int = 0) -> None:
@@ -100,68 +100,143 @@ class Budget:
         self.require(self.spent + planned, WORK, "work: the estimated number of multiply-adds is")
 
 
-# --- Reading: what is not expected is refused; sizes are compared with the file before anything is allocated ---
+# --- Values: each reader takes a JSON value and where it stands, and refuses what it does not expect ---
 
 
-def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    need(len(dict(items)) == len(items), "JSON: a key occurs twice")
-    return dict(items)
-
-
-def refuse(text: str) -> Any:
-    raise Malformed(
-        f"JSON: {text[:30]!a}; real numbers are strings written by float.hex, integers have 18 digits at most"
-    )
-
-
-def parse(text: bytes, where: str) -> Any:
-    whole = lambda t: int(t) if len(t) <= 18 else refuse(t)  # noqa: E731
-    try:
-        return json.loads(
-            text.decode(), object_pairs_hook=pairs, parse_constant=refuse, parse_float=refuse, parse_int=whole
-        )
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"{where}: not JSON ({type(error).__name__})") from None
-
-
-def fields(value: Any, names: str, where: str) -> dict[str, Any]:
-    need(isinstance(value, dict) and set(value) == set(names.split()), f"{where}: needs exactly the fields {names}")
-    return dict(value)
-
-
-def items(value: Any, where: str) -> list[Any]:
-    need(isinstance(value, list), f"{where}: needs a list")
-    return list(value)
-
-
-def integer(value: Any, least: int, where: str, most: float = math.inf) -> int:
-    need(type(value) is int and least <= value <= most, f"{where}: needs an integer from {least} to {most}")
+def integer(value: Any, where: str, least: int = 0) -> int:
+    need(type(value) is int and value >= least, f"{where}: needs an integer of at least {least}")
     return int(value)
 
 
-def integers(value: Any, least: int, where: str, lengths: Sequence[int], most: float = math.inf) -> Shape:
-    need(isinstance(value, list) and len(value) in lengths, f"{where}: needs a list of {lengths} integers")
-    return tuple(integer(v, least, where, most) for v in value)
+def text(value: Any, where: str) -> str:
+    need(isinstance(value, str), f"{where}: needs a string")
+    return str(value)
 
 
 def number(value: Any, where: str) -> float:
-    need(
-        bool(isinstance(value, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}", value)),
-        f"{where}: needs a number written by float.hex",
-    )
-    try:
+    # A finite number in the one spelling of float.hex.
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         result = float.fromhex(value)
-    except OverflowError:
-        raise Malformed(f"{where}: number out of range") from None
-    need(result.hex() == value, f"{where}: needs a number written by float.hex")
-    return result
+        if math.isfinite(result) and result.hex() == value:
+            return result
+    raise Malformed(f"{where}: needs a finite number written by float.hex")
+
+
+def within(size: Any) -> Any:
+    # Whether a modulus is of the size that proofs admit.
+    return (size >= 1 / MODULUS) & (size <= MODULUS)
 
 
 def constant(value: Any, where: str, least: float = 0.0) -> float:  # a Lipschitz constant, a factor or a parameter
     result = number(value, where)
-    need(result == 0 or 1 / MODULUS <= abs(result) <= MODULUS, f"{where}: must be 0 or within 2^-100 and 2^100")
+    need(result == 0 or within(abs(result)), f"{where}: must be 0 or within 2^-100 and 2^100")
     need(result >= least, f"{where}: must be at least {least}")
     return result
+
+
+def one_of(value: Any, where: str, options: Sequence[Any]) -> Any:
+    # Neither 1 nor 1.0 is True.
+    need(
+        any(type(value) is type(option) and value == option for option in options),
+        f"{where}: must be {' or '.join(map(json.dumps, options))}",
+    )
+    return value
+
+
+def anything(value: Any, where: str) -> Any:
+    return value
+
+
+def optional(value: Any, where: str, reader: Reader) -> Any:
+    return None if value is None else reader(value, where)
+
+
+def row(value: Any, where: str, reader: Reader, least: float = 0, most: float = math.inf) -> tuple[Any, ...]:
+    need(
+        isinstance(value, list) and least <= len(value) <= most,
+        f"{where}: needs a list of {least} to {most} entries",
+    )
+    return tuple(reader(item, where) for item in value)
+
+
+def each(value: Any, where: str, readers: Sequence[Reader]) -> tuple[Any, ...]:
+    # A list with one reader for each entry.
+    entries = row(value, where, anything, len(readers), len(readers))
+    return tuple(reader(entry, where) for reader, entry in zip(readers, entries, strict=True))
+
+
+def mapping(value: Any, where: str, reader: Reader) -> dict[str, Any]:
+    need(isinstance(value, dict), f"{where}: needs an object")
+    return {key: reader(item, where) for key, item in value.items()}
+
+
+def record(value: Any, where: str, readers: dict[str, Reader]) -> dict[str, Any]:
+    # An object with exactly these fields.
+    need(
+        isinstance(value, dict) and set(value) == set(readers),
+        f"{where}: needs exactly the fields {', '.join(readers)}",
+    )
+    return {key: reader(value[key], f"{where}: {key}") for key, reader in readers.items()}
+
+
+def per_axis(reader: Reader) -> Reader:
+    # A list that is not empty, or null, for each axis.
+    return partial(row, reader=partial(optional, reader=partial(row, reader=reader, least=1)))
+
+
+COUNT = partial(integer, least=1)
+INDICES, COUNTS = partial(row, reader=integer), partial(row, reader=COUNT)
+PAIR = partial(each, readers=[integer, integer])
+REAL, POSITIVE = partial(constant, least=-MODULUS), partial(constant, least=1 / MODULUS)
+SHAPE, BOOLEAN = partial(COUNTS, least=1, most=6), partial(one_of, options=[False, True])
+PROBE: dict[str, Reader] = {"indices": INDICES, "logits": partial(row, reader=partial(row, reader=number))}
+INPUTS: dict[str, Reader] = {
+    **{"file": text, "tensor": text, "sha256": anything, "about": text, "count": COUNT},
+    "divide_by": partial(one_of, options=[None, 255]),
+}
+CERTIFICATE: dict[str, Reader] = {
+    "format": partial(one_of, options=["lipcert-certificate-2"]),
+    "norm": partial(one_of, options=["L2"]),
+    "arithmetic": partial(one_of, options=["float64"]),
+    "assumes": anything,  # compared with what the nodes need
+    "input_shape": partial(COUNTS, least=1, most=4),
+    "weights": text,
+    "tensors": partial(mapping, reader=anything),
+    "nodes": partial(row, reader=anything),  # ``OPS`` has their fields
+    "lipschitz": constant,
+    "inputs": partial(record, readers=INPUTS),
+    "claims": partial(row, reader=partial(each, readers=[integer, integer, number])),
+    "probe": partial(record, readers=PROBE),
+}
+TENSOR: dict[str, Reader] = {
+    "dtype": partial(one_of, options=list(DTYPES)),
+    "shape": partial(COUNTS, least=1, most=5),
+    "data_offsets": PAIR,
+}
+
+
+# --- Files: sizes are compared with the file before anything is allocated ---
+
+
+def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    need(len(dict(items)) == len(items), "JSON: a key occurs twice")
+    return dict(items)
+
+
+def refuse(literal: str) -> Any:
+    raise Malformed(
+        f"JSON: {literal[:30]!a}; real numbers are strings written by float.hex, integers have 18 digits at most"
+    )
+
+
+def parse(content: bytes, where: str) -> Any:
+    whole = lambda t: int(t) if len(t) <= 18 else refuse(t)  # noqa: E731
+    try:
+        return json.loads(
+            content.decode(), object_pairs_hook=unique, parse_constant=refuse, parse_float=refuse, parse_int=whole
+        )
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"{where}: not JSON ({type(error).__name__})") from None
 
 
 def regular(path: Path) -> int:  # the size of a file, which must be a regular one
@@ -169,46 +244,31 @@ def regular(path: Path) -> int:  # the size of a file, which must be a regular o
     return path.stat().st_size
 
 
-def beside(folder: Path, name: Any, where: str) -> Path:
+def read_tensors(folder: Path, name: str, budget: Budget) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file, mapped, not loaded. They must fill the file without gap or overlap."""
     # A file of the folder itself, not reached through a separator, a parent or a link that leaves it.
     need(
-        bool(isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name)),
-        f"{where}: needs the plain name of a file in the same folder",
+        re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}", name) is not None,
+        "weights and inputs: each needs the plain name of a file in the same folder",
     )
-    regular(folder / name)
-    need((folder / name).resolve().parent == folder.resolve(), f"{where}: {name} is a link out of the folder")
-    return folder / name
-
-
-def tensors_of(path: Path, budget: Budget) -> dict[str, NDArray[Any]]:
-    """The tensors of a safetensors file, mapped, not loaded. They must fill the file without gap or overlap."""
-    size = regular(path)
-    need(size >= 8, f"{path.name}: too short")
+    path, size = folder / name, regular(folder / name)
+    need(path.resolve().parent == folder.resolve(), f"{name} is a link out of the folder")
+    need(size >= 8, f"{name}: too short")
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     length = int.from_bytes(raw[:8].tobytes(), "little")
-    need(length <= size - 8, f"{path.name}: the header is longer than the file")
-    budget.require(length, TEXT, f"{path.name}: the size of the header in bytes is")
-    header = parse(raw[8 : 8 + length].tobytes(), path.name)
-    need(isinstance(header, dict), f"{path.name}: the header is not an object")
-    notes = header.pop("__metadata__", {})
-    need(isinstance(notes, dict) and all(isinstance(v, str) for v in notes.values()), f"{path.name}: bad metadata")
-    rows, result, end = [], {}, 8 + length
-    for name, entry in header.items():
-        entry = fields(entry, "dtype shape data_offsets", path.name)
+    need(length <= size - 8, f"{name}: the header is longer than the file")
+    budget.require(length, TEXT, f"{name}: the size of the header in bytes is")
+    header, body = mapping(parse(raw[8 : 8 + length].tobytes(), name), name, anything), raw[8 + length :]
+    mapping(header.pop("__metadata__", {}), f"{name}: metadata", text)
+    entries, result, end = mapping(header, name, partial(record, readers=TENSOR)), {}, 0
+    for key, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        (start, stop), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(DTYPES[entry["dtype"]])
         need(
-            isinstance(entry["dtype"], str) and entry["dtype"] in DTYPES, f"{path.name}: dtypes are {list(DTYPES)}"
+            start == end and stop - start == math.prod(shape) * dtype.itemsize and stop <= len(body),
+            f"{name}: the tensors overlap, leave gaps or exceed the file",
         )
-        shape = integers(entry["shape"], 1, path.name, range(1, 6))
-        rows.append((integers(entry["data_offsets"], 0, path.name, [2]), name, DTYPES[entry["dtype"]], shape))
-    for (start, stop), name, dtype, shape in sorted(rows):
-        count = math.prod(shape) * np.dtype(dtype).itemsize
-        need(
-            8 + length + start == end and stop - start == count and 8 + length + stop <= size,
-            f"{path.name}: the tensors overlap, leave gaps or exceed the file",
-        )
-        result[name] = raw[end : end + count].view(dtype).reshape(shape)
-        end += count
-    need(end == size, f"{path.name}: bytes after the last tensor")
+        result[key], end = body[start:stop].view(dtype).reshape(shape), stop
+    need(end == len(body), f"{name}: bytes after the last tensor")
     return result
 
 
@@ -218,37 +278,20 @@ def digest(tensor: NDArray[Any]) -> str:
     return result.hexdigest()
 
 
-class Tensors:
-    """The stored tensors: their shapes, and their entries on demand, as one float64 array for all nodes."""
+class Tensor:
+    """A stored tensor, and its entries on demand, as one float64 array for all nodes."""
 
-    def __init__(self, stored: dict[str, NDArray[Any]]) -> None:
-        self.stored = stored
-        self.loaded: dict[str, Array] = {}
-        self.used: set[str] = set()
+    used = False
 
-    def shape(self, name: Any, wanted: Shape | None, dtype: str | None = None) -> Shape:
-        # The shape of that tensor, which must be the wanted one.
-        need(isinstance(name, str) and name in self.stored, "a node names a tensor that does not exist")
-        tensor, label = self.stored[name], f"tensor {name[:40]!a}"
-        need(wanted is None or tensor.shape == wanted, f"{label}: has shape {tensor.shape}, needs {wanted}")
-        need(tensor.dtype != np.uint8 and dtype in (None, tensor.dtype.str), f"{label}: has the wrong dtype")
-        self.used.add(name)
-        return tensor.shape
+    def __init__(self, name: str, stored: NDArray[Any]) -> None:
+        self.label, self.stored = f"tensor {name[:40]!a}", stored
 
-    def take(self, name: str) -> Array:
-        # Its entries as float64.
-        if name not in self.loaded:
-            tensor, label = self.stored[name], f"tensor {name[:40]!a}"
-            value = np.array(tensor, dtype=np.float64)
-            need(bool(np.isfinite(value).all()), f"{label}: has entries that are not finite")
-            if tensor.dtype != np.float32:
-                size = np.abs(value[value != 0])
-                need(
-                    bool(((size >= 1 / MODULUS) & (size <= MODULUS)).all()),
-                    f"{label}: float64 entries must be 0 or within 2^-100 and 2^100 in modulus",
-                )
-            self.loaded[name] = value
-        return self.loaded[name]
+    @functools.cached_property
+    def values(self) -> Array:
+        values = np.array(self.stored, dtype=np.float64)
+        fine = np.isfinite(values) if self.stored.dtype == np.float32 else (values == 0) | within(np.abs(values))
+        need(bool(fine.all()), f"{self.label}: entries must be finite, in float64 0 or within 2^-100 and 2^100")
+        return values
 
 
 @dataclass(frozen=True)
@@ -256,13 +299,8 @@ class Certificate:
     """What the three files say, read but not believed."""
 
     top: dict[str, Any]  # certificate.json
-    shape: Shape
-    lipschitz: float
     weights: dict[str, NDArray[Any]]
     images: NDArray[Any]
-    claims: list[tuple[int, int, float]]
-    asked: list[int]
-    answers: list[list[float]]
 
     def inputs(self, rows: Sequence[int]) -> Array:
         chosen = self.images[np.array(rows)]
@@ -271,47 +309,33 @@ class Certificate:
         return np.asarray(chosen, dtype=np.float64)
 
 
-def claim(row: Any, count: int) -> tuple[int, int, float]:
-    need(isinstance(row, list) and len(row) == 3, "claims: needs [index, label, radius]")
-    index, label, radius = integer(row[0], 0, "claims"), integer(row[1], 0, "claims"), number(row[2], "claims")
-    need(index < count and radius > 0, "claims: an index out of range or a radius that is not positive")
-    return index, label, radius
-
-
 def read(path: Path, budget: Budget | None = None) -> Certificate:
     """Read the three files; nothing in them is verified yet."""
     budget = budget or Budget()
     budget.require(regular(path), TEXT, "certificate: its size in bytes is")
-    c = fields(parse(path.read_bytes(), "certificate"), TOP, "certificate")
-    for key, value in (("format", "lipcert-certificate-2"), ("norm", "L2"), ("arithmetic", "float64")):
-        need(c[key] == value, f"{key}: only {value} is known")
-    shape, nodes = integers(c["input_shape"], 1, "input_shape", range(1, 5)), items(c["nodes"], "nodes")
+    top = record(parse(path.read_bytes(), "certificate"), "certificate", CERTIFICATE)
+    shape, source, claims, probe = (top[key] for key in ("input_shape", "inputs", "claims", "probe"))
     budget.numbers(shape, "input_shape")
-    budget.require(len(nodes), NODES, "nodes: their number is")
-    source = fields(c["inputs"], "file tensor sha256 divide_by count about", "inputs")
-    count, divide = integer(source["count"], 1, "inputs"), source["divide_by"] is not None
-    need(not divide or integer(source["divide_by"], 1, "inputs") == 255, "divide_by: 255 or null")
-    need(isinstance(source["about"], str) and isinstance(source["tensor"], str), "inputs: needs strings")
-    claims = [claim(row, count) for row in items(c["claims"], "claims")]
-    need(all(a[0] < b[0] for a, b in itertools.pairwise(claims)), "claims: the indices must increase")
-    probe = fields(c["probe"], "indices logits", "probe")
-    asked = [integer(i, 0, "probe") for i in items(probe["indices"], "probe")]
-    answers = [[number(v, "probe") for v in items(row, "probe")] for row in items(probe["logits"], "probe")]
-    need(len(asked) == len(answers) and max(asked, default=0) < count, "probe: needs a row for each index")
+    budget.require(len(top["nodes"]), NODES, "nodes: their number is")
+    indices, count = [index for index, _, _ in claims], source["count"]
+    need(indices == sorted(set(indices)), "claims: the indices must increase")
+    need(all(radius > 0 for _, _, radius in claims), "claims: a radius is not positive")
+    need(len(probe["indices"]) == len(probe["logits"]), "probe: needs a row for each index")
+    need(all(i < count for i in (*indices, *probe["indices"])), f"claims and probe: there are {count} inputs")
 
-    weights = tensors_of(beside(path.parent, c["weights"], "weights"), budget)
-    need(isinstance(c["tensors"], dict) and set(c["tensors"]) == set(weights), "tensors: not those of the file")
+    weights = read_tensors(path.parent, top["weights"], budget)
+    need(set(top["tensors"]) == set(weights), "tensors: not those of the file")
     for name, tensor in weights.items():
         budget.require(tensor.size, ENTRIES, f"tensor {name[:40]!a}: its number of entries is")
+        need(tensor.dtype != np.uint8, f"tensor {name[:40]!a}: has the wrong dtype")
     total = sum(tensor.size for tensor in weights.values())
     budget.require(total, TOTAL, "tensors: the number of all their entries is")
-    data = tensors_of(beside(path.parent, source["file"], "inputs"), budget)
+    data = read_tensors(path.parent, source["file"], budget)
     need(set(data) == {source["tensor"]}, "inputs: the file must hold that tensor alone")
     images = data[source["tensor"]]
     need(images.shape == (count, *shape), f"inputs: the tensor has shape {images.shape}, not {(count, *shape)}")
-    need(images.dtype == np.uint8 or (images.dtype == np.float32 and not divide), "inputs: wrong dtype")
-    lipschitz = constant(c["lipschitz"], "lipschitz")
-    return Certificate(c, shape, lipschitz, weights, images, claims, asked, answers)
+    need(images.dtype in (np.uint8, *([] if source["divide_by"] else [np.float32])), "inputs: wrong dtype")
+    return Certificate(top, weights, images)
 
 
 # --- Numbers with a direction ---
@@ -618,12 +642,12 @@ def chunks(count: int, size: int) -> Iterator[slice]:
 
 
 class Node:
-    """One node of the network: its fields and shapes, its cost, its constant, its rounding error and how it runs.
+    """One node of the network: its shape, its cost, its constant, its rounding error and how it runs.
 
-    The first pass, ``plan``, checks the fields, sets the shape of the output and estimates the work. It reads no
-    entry of a tensor, so that nothing is allocated whatever a file says. The second pass, ``prove``, returns a
-    proved Lipschitz constant. ``run`` evaluates a batch in float64. Tensors are views of those that ``Tensors``
-    keeps: what a node itself keeps does not grow with them.
+    The first pass, ``plan``, compares the fields with the shape of the input, sets that of the output and estimates
+    the work. It reads no entry of a tensor, so that nothing is allocated whatever a file says. The second pass,
+    ``prove``, returns a proved Lipschitz constant. ``run`` evaluates a batch in float64. The entries of a tensor
+    are kept in ``Tensor``: what a node itself keeps does not grow with them.
     """
 
     run: Callable[..., Array]
@@ -637,21 +661,28 @@ class Node:
     norm, proved, growth = 1.0, math.inf, Decimal(1)
 
     def __init__(
-        self, entry: dict[str, Any], where: str, sources: Sequence[Shape], tensors: Tensors, budget: Budget
+        self,
+        fields: dict[str, Any],
+        where: str,
+        shapes: Sequence[Shape],
+        tensors: dict[str, Tensor],
+        budget: Budget,
     ) -> None:
-        self.entry, self.where, self.sources, self.tensors, self.budget = entry, where, sources, tensors, budget
-        self.op, self.name, self.inputs = str(entry["op"]), str(entry["name"]), list(entry["inputs"])
-        self.claimed = constant(entry["lipschitz"], where)
+        self.fields, self.where, self.tensors, self.budget = fields, where, tensors, budget
+        self.op, self.name, self.inputs, self.claimed = (fields[key] for key in NODE)
         # What a change of the inputs adds up to in the output, and their Z in its error: a combination has weights.
         self.gains, self.mix = [self.claimed], [1.0]
-        self.source = self.shape = sources[0]
+        self.source = self.shape = shapes[0]
+        self.require(set(shapes) == {self.source}, "all inputs must have one shape")
+        self.axis = fields.get("axis", 0)
+        self.require(self.axis < len(self.source), f"there is no axis {self.axis}")
         self.room = self.size = math.prod(self.source)  # room: the numbers it holds for one input
         self.plan()
         self.room = max(self.room, budget.numbers(self.shape, where))
         self.work += self.moves * MOVE * self.room
 
     def plan(self) -> None:
-        """Check the fields and set the shape and the work."""
+        """Compare the fields with the input, and set the shape and the work."""
 
     def prove(self) -> float:  # a Lipschitz constant; it also sets what ``error`` and ``run`` need
         return self.norm
@@ -663,30 +694,29 @@ class Node:
     def require(self, condition: bool, message: str) -> None:
         need(condition, f"{self.where}: {message}")
 
-    def tensor(self, key: str, wanted: Shape | None = None, dtype: str | None = None) -> Shape:
-        # The shape of a tensor. It counts the work of converting and measuring it.
-        shape = self.tensors.shape(self.entry[key], wanted, dtype)
+    def tensor(self, key: str, wanted: Shape | None = None) -> Shape:
+        # The shape of the tensor that a field names, unless that is null. It counts the work of converting it.
+        if self.fields[key] is None:
+            return ()
+        self.require(self.fields[key] in self.tensors, f"{key} is a tensor that does not exist")
+        tensor = self.tensors[self.fields[key]]
+        shape, tensor.used = tensor.stored.shape, True
+        self.require(wanted in (None, shape), f"{key}: {tensor.label} has shape {shape}, needs {wanted}")
         self.prepare += 8 * MOVE * math.prod(shape)
         return shape
 
     def take(self, key: str, count: int = 0, default: float = 0.0) -> Array:  # null: ``count`` times the default
-        name = self.entry[key]
-        return np.broadcast_to(default, (count,)) if name is None else self.tensors.take(name)
+        name = self.fields[key]
+        return np.broadcast_to(default, (count,)) if name is None else self.tensors[name].values
 
     def column(self, values: Array) -> Array:  # one number for each channel, shaped so that it broadcasts
         return values.reshape(-1, *[1] * (len(self.source) - 1))
 
-    def read_axis(self) -> int:
-        return integer(self.entry["axis"], 0, self.where, len(self.source) - 1)
-
-    def per_axis(self, key: str, least: int, width: int = 0) -> dict[int, Integers]:
-        """The axes of the input that have a list of integers, or a list of rows of ``width`` integers."""
-        lists, where = items(self.entry[key], self.where), self.where
-        self.require(len(lists) == len(self.source), f"{key} needs a list or null for each axis")
-        filled = {axis: items(values, where) for axis, values in enumerate(lists) if values is not None}
-        self.require(all(filled.values()), f"{key} needs lists that are not empty")
-        read = (lambda row: integers(row, least, where, [width])) if width else (lambda v: integer(v, least, where))
-        return {axis: np.array([read(value) for value in values]) for axis, values in filled.items()}
+    def lists(self, key: str) -> dict[int, Integers]:
+        # The axes of the input that have a list, and these lists.
+        values = self.fields[key]
+        self.require(len(values) == len(self.source), f"{key} needs a list or null for each axis")
+        return {axis: np.array(value) for axis, value in enumerate(values) if value is not None}
 
     def spread(self, axis: int = 0) -> float:  # at least the root of the number of positions
         return math.sqrt(self.size // self.source[axis]) * ROUND
@@ -696,17 +726,15 @@ class Rearrange(Node):
     """Reshape, transpose, reshape."""
 
     def plan(self) -> None:
-        self.split = integers(self.entry["split"], 1, self.where, range(1, 17))
-        self.order = integers(self.entry["order"], 0, self.where, [len(self.split)])
-        self.shape = integers(self.entry["shape"], 1, self.where, range(1, 7))
-        self.require(sorted(self.order) == list(range(len(self.split))), "order must be a permutation")
+        split, order, self.shape = (self.fields[key] for key in ("split", "order", "shape"))
+        self.require(sorted(order) == list(range(len(split))), "order must be a permutation")
         self.require(
-            math.prod(self.split) == math.prod(self.shape) == self.size,
+            math.prod(split) == math.prod(self.shape) == self.size,
             f"split and shape must have the size of the input {self.source}",
         )
 
     def run(self, x: Array) -> Array:
-        x = x.reshape(len(x), *self.split).transpose(0, *(axis + 1 for axis in self.order))
+        x = x.reshape(len(x), *self.fields["split"]).transpose(0, *(axis + 1 for axis in self.fields["order"]))
         return x.reshape(len(x), *self.shape)
 
 
@@ -718,21 +746,20 @@ class Select(Node):
     """
 
     def plan(self) -> None:
-        self.value = constant(self.entry["value"], self.where, -MODULUS)
-        self.indices = self.per_axis("indices", -1)
-        shape, times, self.moves = list(self.source), 1, 8
+        self.indices, shape, times, self.moves = self.lists("indices"), list(self.source), 1, 8
         for axis, index in self.indices.items():
             self.require(int(index.max()) < shape[axis], f"an index is not below {shape[axis]}")
             times *= int(np.unique(index[index >= 0], return_counts=True)[1].max(initial=0))
             shape[axis] = len(index)
         self.shape, self.norm = tuple(shape), root_above(Fraction(times))
-        self.offset = abs(self.value) * math.sqrt(math.prod(shape)) * ROUND  # exact in float64, rounded in float32
+        # Exact in float64, rounded in float32.
+        self.offset = abs(self.fields["value"]) * math.sqrt(math.prod(shape)) * ROUND
 
     def run(self, x: Array) -> Array:
         every = [self.indices.get(axis, np.arange(size)) for axis, size in enumerate(self.source)]
         x = x[(slice(None), *np.ix_(*every))]  # type: ignore[arg-type]
         for axis, index in self.indices.items():
-            np.moveaxis(x, axis + 1, 0)[index < 0] = self.value
+            np.moveaxis(x, axis + 1, 0)[index < 0] = self.fields["value"]
         return x
 
 
@@ -740,24 +767,22 @@ class GroupSort(Node):
     """Sort each group of neighbors along an axis."""
 
     def plan(self) -> None:
-        axis, size = self.read_axis(), integer(self.entry["size"], 1, self.where)
-        count, self.axis, self.moves = self.source[axis], axis + 2, 16
+        count, size, self.moves = self.source[self.axis], self.fields["size"], 16
         self.require(count % size == 0, f"{count} entries are not groups of {size}")
-        self.require(isinstance(self.entry["descending"], bool), "descending must be true or false")
-        self.split = (*self.source[:axis], count // size, size, *self.source[axis + 1 :])
+        self.split = (*self.source[: self.axis], count // size, size, *self.source[self.axis + 1 :])
 
     def run(self, x: Array) -> Array:
-        y = np.sort(x.reshape(len(x), *self.split), axis=self.axis)
-        return (np.flip(y, self.axis) if self.entry["descending"] else y).reshape(x.shape)
+        y, axis = np.sort(x.reshape(len(x), *self.split), axis=self.axis + 2), self.axis + 2
+        return (np.flip(y, axis) if self.fields["descending"] else y).reshape(x.shape)
 
 
 class Normalize(Node):
     """(x − μ)/s, channel by channel."""
 
     def plan(self) -> None:
-        self.tensor("mean", self.source[:1])
-        self.tensor("std", self.source[:1])
         self.roundings, self.slope = 2, self.claimed
+        for key in ("mean", "std"):
+            self.tensor(key, self.source[:1])
 
     def prove(self) -> float:
         least = float(self.take("std").min())
@@ -773,43 +798,41 @@ class BatchNorm(Node):
     """(x − μ)·w/√(v + ε) + b, channel by channel."""
 
     def plan(self) -> None:
-        for key in ("mean", "variance", *(key for key in ("weight", "bias") if self.entry[key] is not None)):
-            self.tensor(key, self.source[:1])
-        self.eps, self.moves = constant(self.entry["eps"], self.where), 8
-        self.prepare += EXACT * self.source[0]
         # v + ε (1), its root (1.5), the quotient (1), two products (2), a difference and a sum (2), and spare.
-        self.roundings, self.slope = 12, self.claimed
+        self.roundings, self.slope, self.moves = 12, self.claimed, 8
+        for key in ("mean", "variance", "weight", "bias"):
+            self.tensor(key, self.source[:1])
+        self.prepare += EXACT * self.source[0]
 
-    def parts(self) -> tuple[Array, Array, Array, Array]:
+    def parts(self) -> tuple[Array, Array, Array, Array]:  # mean, v + ε, weight and bias
         weight, bias = self.take("weight", self.source[0], 1.0), self.take("bias", self.source[0])
-        return self.take("mean"), self.take("variance"), weight, bias
+        return self.take("mean"), self.take("variance") + self.fields["eps"], weight, bias
 
     def prove(self) -> float:
-        mean, variance, weight, bias = self.parts()
+        mean, shifted, weight, bias = self.parts()
+        variance, factor = self.take("variance"), np.abs(weight) / np.sqrt(shifted) * ROUND
         self.require(bool((variance >= 0).all()), "the variance must not be negative")
-        factor = np.abs(weight) / np.sqrt(variance + self.eps) * ROUND
-        for what, values in (("variance + eps", variance + self.eps), ("a factor", factor[weight != 0])):
-            self.require(
-                bool(((values >= 1 / MODULUS) & (values <= MODULUS)).all()),
-                f"{what} must lie within 2^-100 and 2^100",
-            )
+        self.require(
+            bool(within(shifted).all() and within(factor[weight != 0]).all()),
+            "variance + eps and nonzero factors must lie within 2^-100 and 2^100",
+        )
         self.offset = 2 * float(norms(np.abs(bias) + 2 * factor * np.abs(mean))) * self.spread() * ROUND
         # The largest factor is among those that are largest up to rounding.
-        near, eps = factor >= factor.max() * (1 - 2.0**-40), Fraction(self.eps)
+        near, eps = factor >= factor.max() * (1 - 2.0**-40), Fraction(self.fields["eps"])
         rows = set(zip(weight[near].tolist(), variance[near].tolist(), strict=True))
         return root_above(max(Fraction(w) ** 2 / (Fraction(v) + eps) for w, v in rows))
 
     def run(self, x: Array) -> Array:
-        mean, variance, weight, bias = map(self.column, self.parts())
-        return np.asarray((x - mean) * (weight / np.sqrt(variance + self.eps)) + bias)
+        mean, shifted, weight, bias = map(self.column, self.parts())
+        return np.asarray((x - mean) * (weight / np.sqrt(shifted)) + bias)
 
 
 class Prelu(Node):
     """x where x ≥ 0 and w·x elsewhere, with one w or one for each channel."""
 
     def plan(self) -> None:
-        self.require(self.tensor("weight") in ((1,), self.source[:1]), "weight must be (1) or (channels)")
         self.roundings, self.slope = 1, self.claimed
+        self.require(self.tensor("weight") in ((1,), self.source[:1]), "weight must be (1) or (channels)")
 
     def prove(self) -> float:
         return max(1.0, float(np.abs(self.take("weight")).max()))
@@ -824,13 +847,11 @@ class Windows(Node):
     It changes by at most the norm of the change in the window, and an entry belongs to so many windows.
     """
 
-    width = 3  # integers of a window
-
     def plan(self) -> None:
         shape, self.windows, self.most = list(self.source), dict[int, Integers](), 1  # most: p, entries of a window
-        for axis, rows in self.per_axis("windows", 0, self.width).items():
-            start, stop, step = np.pad(rows, ((0, 0), (0, 3 - self.width)), constant_values=1).T
-            self.require(bool(((start < stop) & (step > 0)).all()), "a window is empty")
+        for axis, rows in self.lists("windows").items():
+            start, stop, step = np.pad(rows, ((0, 0), (0, 3 - rows.shape[1])), constant_values=1).T
+            self.require(bool((start < stop).all()), "a window is empty")
             last = stop - 1 - (stop - start - 1) % step
             self.require(bool((last < shape[axis]).all()), f"a window leaves an axis of size {shape[axis]}")
             step = np.where(start < last, step, 1)  # the step of a single entry may be huge, and no index needs it
@@ -873,56 +894,46 @@ class Pool(Windows):
     proved, or, if A is large, ‖A‖² ≤ ‖A‖₁‖A‖∞: the largest column sum times the largest row sum.
     """
 
-    width = 2
-
     def plan(self) -> None:
         super().plan()
-        self.factor, self.divisors = constant(self.entry["factor"], self.where), self.per_axis("divisors", 1)
-        self.roundings, self.slope = self.most + 2, self.claimed
-        same = {axis: rows.shape[1] for axis, rows in self.windows.items()}
+        self.divisors, self.roundings, self.slope = self.lists("divisors"), self.most + 2, self.claimed
+        shapes = {axis: (rows.shape[1], self.source[axis]) for axis, rows in self.windows.items()}
+        fits = {axis: len(divisors) for axis, divisors in self.divisors.items()}
         self.require(
-            self.factor > 0 and same == {axis: len(row) for axis, row in self.divisors.items()},
-            "needs a positive factor, and a divisor for each window",
+            fits == {axis: count for axis, (count, _) in shapes.items()}, "needs a divisor for each window"
         )
-        self.require(
-            math.prod(int(row.max()) for row in self.divisors.values()) <= 2**53,
-            "the product of the divisors must not exceed 2^53",
-        )
+        product = math.prod(int(divisors.max()) for divisors in self.divisors.values())
+        self.require(product <= 2**53, "the product of the divisors must not exceed 2^53")
         for axis in filter(self.overlap, self.windows):
-            shape = same[axis], self.source[axis]
-            if math.prod(shape) <= POOL:
-                self.prepare += math.prod(shape) * (32 * MOVE + 16 * min(shape))
-                self.proof += eigenvalue_work(1, *shape)
-            else:
-                self.prepare += 32 * MOVE * sum(shape)
+            small = math.prod(shapes[axis]) <= POOL
+            dense = math.prod(shapes[axis]) * (32 * MOVE + 16 * min(shapes[axis]))
+            self.prepare += dense if small else 32 * MOVE * sum(shapes[axis])
+            self.proof += eigenvalue_work(1, *shapes[axis]) if small else 0
 
     def overlap(self, axis: int) -> bool:
         start, last, _ = self.windows[axis][:, np.argsort(self.windows[axis][0])]
         return bool((last[:-1] >= start[1:]).any())
 
-    def rows(self, axis: int) -> Iterator[tuple[int, int, int]]:  # start, length and divisor of each window
+    def rows(self, axis: int) -> list[tuple[int, int, int]]:  # start, length and divisor of each window
         start, last, _ = self.windows[axis]
-        return zip(start.tolist(), (last - start + 1).tolist(), self.divisors[axis].tolist(), strict=True)
+        return list(zip(start.tolist(), (last - start + 1).tolist(), self.divisors[axis].tolist(), strict=True))
 
     def sums(self, axis: int) -> Fraction:
-        """The largest row sum times the largest column sum, the latter rounded up if its denominator is vast."""
+        """The largest row sum times the largest column sum, the latter in units of which few make up each share."""
         unit = 1
         for divisor in set(self.divisors[axis].tolist()):
-            unit = math.lcm(unit, divisor)
-            if unit > 2**200:
-                unit = 2**80
-                break
+            # A multiple of all divisors, or vast: then each share is rounded up.
+            unit = math.lcm(unit, divisor) if unit <= 2**200 else unit
         # changes[k]: what column k has more than column k − 1, from the windows that start or have ended there.
         changes = [0] * (self.source[axis] + 1)
         for start, length, divisor in self.rows(axis):
-            share = -(-unit // divisor)
-            changes[start] += share
-            changes[start + length] -= share
+            changes[start] += -(-unit // divisor)
+            changes[start + length] -= -(-unit // divisor)
         column = Fraction(max(itertools.accumulate(changes)), unit)
         return column * max(Fraction(n, d) for n, d in {(n, d) for _, n, d in self.rows(axis)})
 
     def prove(self) -> float:
-        square, norm = Fraction(self.factor) ** 2, 1.0
+        square, norm = Fraction(self.fields["factor"]) ** 2, 1.0
         for axis, divisors in self.divisors.items():
             if not self.overlap(axis):
                 square *= max(Fraction(n, d**2) for n, d in {(n, d) for _, n, d in self.rows(axis)})
@@ -938,17 +949,16 @@ class Pool(Windows):
 
     def run(self, x: Array) -> Array:
         divisor = np.ones(1)
-        for axis, row in self.divisors.items():
-            divisor = divisor * row.reshape(-1, *[1] * (len(self.source) - axis - 1))
-        return np.asarray(self.reduce(np.add, x, 0.0) * self.factor / divisor)
+        for axis, divisors in self.divisors.items():
+            divisor = divisor * divisors.reshape(-1, *[1] * (len(self.source) - axis - 1))
+        return np.asarray(self.reduce(np.add, x, 0.0) * self.fields["factor"] / divisor)
 
 
 class Softmax(Node):
     """exp(x − max)/Σ exp(x − max) along an axis, or its logarithm x − max − log Σ exp(x − max)."""
 
     def plan(self) -> None:
-        axis = self.read_axis()
-        n, spread, self.axis, self.moves, self.assumed = self.source[axis], self.spread(axis), axis + 1, 16, self.op
+        n, spread, self.assumed, self.moves = self.source[self.axis], self.spread(self.axis), self.op, 16
         root = math.sqrt(n) * ROUND
         self.norm, self.roundings, self.offset = 0.5, n + 24, (1 + root) * spread * ROUND
         if self.op == "log_softmax":
@@ -956,8 +966,8 @@ class Softmax(Node):
             self.offset = (n + 4) * root * spread * ROUND
 
     def run(self, x: Array) -> Array:
-        x = x - x.max(axis=self.axis, keepdims=True)
-        total = np.exp(x).sum(axis=self.axis, keepdims=True)
+        x = x - x.max(axis=self.axis + 1, keepdims=True)
+        total = np.exp(x).sum(axis=self.axis + 1, keepdims=True)
         return np.asarray(np.exp(x) / total if self.op == "softmax" else x - np.log(total))
 
 
@@ -968,7 +978,7 @@ class Function(NamedTuple):
     roundings: int = 0
     lipschitz: Callable[..., float | Fraction] = lambda *p: 1
     at_zero: Callable[..., float] = lambda *p: 0.0  # at least |σ(0)|; if exact, what float32 rounds
-    least: tuple[float, ...] = ()  # of each parameter
+    parameters: tuple[Reader, ...] = ()
 
 
 def erfc(x: Array) -> Array:
@@ -983,7 +993,6 @@ def expm1(x: Array) -> Array:
 SMOOTH = 16  # 8 units in the last place, each of at most 2u; functions with more roundings are assumed
 LOG2 = 0.6931471805599454  # this float is above log 2
 SELU = 1.0507009873554805, 1.6732632423543772
-REAL, NOT_NEGATIVE, POSITIVE = (-MODULUS,), (0.0,), (1 / MODULUS,)
 FUNCTIONS = {
     "identity": Function(lambda x: x),
     "relu": Function(lambda x: np.maximum(x, 0)),
@@ -991,19 +1000,21 @@ FUNCTIONS = {
     "hardtanh": Function(
         lambda x, low, high: np.minimum(np.maximum(x, low), high),
         at_zero=lambda low, high: max(abs(low), abs(high)),
-        least=REAL + REAL,
+        parameters=(REAL, REAL),
     ),
-    "maximum": Function(np.maximum, at_zero=abs, least=REAL),
-    "scale": Function(lambda x, a: a * x, 1, abs, least=REAL),
-    "leaky_relu": Function(lambda x, a: np.where(x < 0, a * x, x), 1, lambda a: max(1, abs(a)), least=REAL),
+    "maximum": Function(np.maximum, at_zero=abs, parameters=(REAL,)),
+    "scale": Function(lambda x, a: a * x, 1, abs, parameters=(REAL,)),
+    "leaky_relu": Function(lambda x, a: np.where(x < 0, a * x, x), 1, lambda a: max(1, abs(a)), parameters=(REAL,)),
     "softshrink": Function(
-        lambda x, a: np.where(x > a, x - a, np.where(x < -a, x + a, 0.0)), 1, least=NOT_NEGATIVE
+        lambda x, a: np.where(x > a, x - a, np.where(x < -a, x + a, 0.0)), 1, parameters=(constant,)
     ),
     "softsign": Function(lambda x: x / (1 + np.abs(x)), 3),
     "hardsigmoid": Function(lambda x: np.clip(x + 3, 0, 6) / 6, 4, lambda: Fraction(1, 6), lambda: 0.5),
     "hardswish": Function(lambda x: x * np.clip(x + 3, 0, 6) / 6, 6, lambda: 1.5),
-    "elu": Function(lambda x, a: np.where(x < 0, a * expm1(x), x), 17, lambda a: max(1, abs(a)), least=REAL),
-    "celu": Function(lambda x, a: np.where(x < 0, a * expm1(x / a), x), 20, least=POSITIVE),
+    "elu": Function(
+        lambda x, a: np.where(x < 0, a * expm1(x), x), 17, lambda a: max(1, abs(a)), parameters=(REAL,)
+    ),
+    "celu": Function(lambda x, a: np.where(x < 0, a * expm1(x / a), x), 20, parameters=(POSITIVE,)),
     "selu": Function(
         lambda x: SELU[0] * np.where(x < 0, SELU[1] * expm1(x), x),
         20,
@@ -1012,7 +1023,7 @@ FUNCTIONS = {
     "tanh": Function(np.tanh, 17),
     "sigmoid": Function(lambda x: 1 / (1 + np.exp(-x)), 17, lambda: 0.25, lambda: 0.5),
     "softplus": Function(
-        lambda x, b: np.logaddexp(b * x, 0) / b, 20, at_zero=lambda b: LOG2 / b * ROUND, least=POSITIVE
+        lambda x, b: np.logaddexp(b * x, 0) / b, 20, at_zero=lambda b: LOG2 / b * ROUND, parameters=(POSITIVE,)
     ),
     "logsigmoid": Function(lambda x: -np.logaddexp(-x, 0), 17, at_zero=lambda: LOG2),
     "gelu": Function(lambda x: x * (0.5 * erfc(-x * math.sqrt(0.5))), 20, lambda: 1.129),
@@ -1031,11 +1042,9 @@ class Scalar(Node):
     """A function of the table above, entry by entry."""
 
     def plan(self) -> None:
-        function, least = FUNCTIONS[self.op], FUNCTIONS[self.op].least
-        values = items(self.entry.get("parameters", [self.entry.get("factor")]), self.where)
-        self.require(len(values) == len(least), f"needs {len(least)} parameters")
-        self.parameters = [constant(value, self.where, low) for value, low in zip(values, least, strict=True)]
-        self.require(self.op != "hardtanh" or self.parameters == sorted(self.parameters), "needs low <= high")
+        function, fields = FUNCTIONS[self.op], self.fields
+        self.parameters = fields["parameters"] if "parameters" in fields else (fields["factor"],)
+        self.require(self.op != "hardtanh" or list(self.parameters) == sorted(self.parameters), "needs low <= high")
         self.norm, self.roundings = above(Fraction(function.lipschitz(*self.parameters))), function.roundings
         self.slope = self.claimed if function.roundings else 0.0
         self.offset = function.at_zero(*self.parameters) * math.sqrt(self.size) * ROUND
@@ -1051,7 +1060,6 @@ class Combination(Node):
 
     def plan(self) -> None:
         self.tensor("weights", (len(self.inputs),))
-        self.require(len(set(self.sources)) == 1, "all inputs must have one shape")
         self.room = max(self.room * (1 + len(set(self.inputs))), 4 * len(self.inputs))  # err and Z of each input
         self.work, self.prepare = len(self.inputs) * (4 * MOVE * self.size + 2**15), EXACT * len(self.inputs)
         self.roundings, self.slope = len(self.inputs) + 2, 1.0
@@ -1081,30 +1089,26 @@ class Convolution:
     more, stretch, absolute, prepare = 0, 1.0, 1.0, 0
 
     def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
-        entry, where, (channels, *sizes) = node.entry, node.where, image
-        axes = len(sizes) if "stride" in entry else 0
-        node.require(
-            len(weight) == 2 + axes and (0 < axes <= 3 or "axis" in entry),
-            f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes",
-        )
-        n, c, *sides = weight
-        groups, mode = integer(entry["groups"], 1, where), entry.get("padding_mode", "zeros")
+        fields, (channels, *sizes), axes = node.fields, image, len(weight) - 2
+        spatial = axes == len(sizes) and axes in (1, 2, 3) if "stride" in fields else axes == 0
+        node.require(spatial, f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes")
+        groups, (n, c, *sides) = fields["groups"], weight
         node.require(
             n % groups == 0 and c * groups == channels, f"weight {weight} in {groups} groups on {channels} channels"
         )
         node.require(max(sides, default=1) <= KERNEL, f"kernels have sides of at most {KERNEL}")
-        node.require(mode in ("zeros", "circular"), "padding_mode is zeros or circular")
-        pads = [integers(row, 0, where, [2]) for row in items(entry.get("padding", []), where)]
-        steps, dilation = (integers(entry.get(key, []), 1, where, [axes]) for key in ("stride", "dilation"))
-        node.require(len(pads) == axes, f"padding needs {axes} pairs")
-        self.padded = tuple(map(sum, zip(sizes, *zip(*pads, strict=True), strict=True))) if axes else image[1:]
-        node.budget.numbers((channels, *self.padded), where)
+        pads, steps, dilation = (fields.get(key, ()) for key in ("padding", "stride", "dilation"))
+        node.require(
+            len(pads) == len(steps) == len(dilation) == axes, f"padding, stride and dilation need {axes} entries"
+        )
+        self.padded = tuple(size + sum(pad) for size, pad in zip(sizes, pads, strict=True)) if axes else image[1:]
+        node.budget.numbers((channels, *self.padded), node.where)
         spans = [d * (k - 1) + 1 for k, d in zip(sides, dilation, strict=True)]
         node.require(all(map(operator.ge, self.padded, spans)), "the kernel is larger than the image")
         # With more padding a circular image would have more outputs than strides.
         rows = zip(pads, spans, sizes, steps, strict=False)
         fits = all(p[0] == p[1] <= size and 2 * p[0] < span and size % s == 0 for p, span, size, s in rows)
-        self.circular = mode == "circular"
+        self.circular = fields.get("padding_mode") == "circular"
         node.require(
             fits or not self.circular,
             "circular needs equal padding of at most d(k-1)/2, and a stride that divides the image",
@@ -1116,7 +1120,7 @@ class Convolution:
         self.image, self.hidden, self.kernel = image, (n, *self.out), (groups, n // groups, c, *sides)
         self.pads, self.steps, self.dilation = pads, steps, dilation
         self.stride = tuple(s // math.gcd(s, d) for s, d in zip(steps, dilation, strict=True))
-        self.room = max(channels * math.prod(self.padded), node.budget.numbers(self.hidden, where))
+        self.room = max(channels * math.prod(self.padded), node.budget.numbers(self.hidden, node.where))
         # For one input: multiply-adds, and numbers written besides.
         self.products = math.prod(self.out) * math.prod(weight)
         self.moved = math.prod(sides) * (math.prod(self.out) * (channels + n) + 512)
@@ -1217,14 +1221,13 @@ class Affine(Node):
     products = 1  # with Wᵀ or W
 
     def plan(self) -> None:
-        weight, axis = self.tensor("weight"), self.read_axis() if "axis" in self.entry else 0
-        image = (self.source[axis], *self.source[:axis], *self.source[axis + 1 :])
-        self.transposed, self.axis, self.entries = "size" in self.entry, axis + 1, math.prod(weight)
+        weight, axis, self.transposed = self.tensor("weight"), self.axis, "size" in self.fields
+        image, self.entries = (self.source[axis], *self.source[:axis], *self.source[axis + 1 :]), math.prod(weight)
         if self.transposed:
-            size = integers(self.entry["size"], 1, self.where, [len(image) - 1])
-            image = (math.prod(weight[1:2]) * integer(self.entry["groups"], 1, self.where), *size)
+            self.require(len(self.fields["size"]) == len(image) - 1, f"size needs {len(image) - 1} entries")
+            image = (math.prod(weight[1:2]) * self.fields["groups"], *self.fields["size"])
             self.budget.numbers(image, self.where)
-        self.map = (Waves if "rows" in self.entry else Convolution)(self, image, weight)
+        self.map = (Waves if "rows" in self.fields else Convolution)(self, image, weight)
         self.require(
             not self.transposed or self.map.hidden == self.source,
             f"the convolution gives {self.map.hidden}, not the shape of the input",
@@ -1237,8 +1240,7 @@ class Affine(Node):
         largest = groups * min(rows, columns) ** 2 if math.prod(sides) == 1 else 4 * groups * rows * columns
         entries = max(math.prod(split), largest)
         self.budget.require(entries, ENTRIES, f"{self.where}: the number of entries of a matrix in its proof is")
-        if self.entry["bias"] is not None:
-            self.tensor("bias", (n,))
+        self.tensor("bias", (n,))
         self.prepare += 32 * MOVE * math.prod(split) + self.map.prepare
         self.proof, self.room, self.moves = norm_work(split, self.map.torus), self.map.room, 8
         # An elementary function takes as long as eight moves.
@@ -1262,7 +1264,7 @@ class Affine(Node):
 
     def run(self, x: Array) -> Array:
         apply = self.map.adjoint if self.transposed else self.map.forward
-        return np.moveaxis(apply(np.moveaxis(x, self.axis, 1)) + self.column(self.bias), 1, self.axis)
+        return np.moveaxis(apply(np.moveaxis(x, self.axis + 1, 1)) + self.column(self.bias), 1, self.axis + 1)
 
 
 class Residual(Affine):
@@ -1272,18 +1274,16 @@ class Residual(Affine):
 
     def plan(self) -> None:
         super().plan()
-        self.shape, activation, n = self.source, self.entry["activation"], self.hidden[0]
-        self.require(
-            isinstance(activation, str) and activation in ACTIVATIONS,
-            f"activation is one of {', '.join(ACTIVATIONS)}",
-        )
+        self.shape, activation, n = self.source, self.fields["activation"], self.hidden[0]
         self.parameters, self.sigma = ACTIVATIONS[activation]
         self.function, self.assumed = FUNCTIONS[activation], activation if self.sigma == SMOOTH else None
         self.tensor("gamma", (n,))
+        self.witness = self.fields.get("witness")
+        if self.witness is not None:
+            self.tensor("witness", (n,))
+            self.require(self.tensors[self.witness].stored.dtype == np.float64, "the witness must be float64")
         # Row sums need the overlaps of all pairs of filters in one matrix.
-        self.by_rows = self.entry.get("witness") is not None and n * self.map.kernel[1] <= ENTRIES
-        if self.entry.get("witness") is not None:
-            self.tensor("witness", (n,), "<f8")
+        self.by_rows = self.witness is not None and n * self.map.kernel[1] <= ENTRIES
         if self.by_rows:
             self.proof = row_sums_work(self.map.kernel, self.map.stride)
 
@@ -1293,10 +1293,9 @@ class Residual(Affine):
         self.gamma, heads, goal, rho = self.take("gamma"), kernel.shape[:2], (1 + self.claimed) / 2, math.inf
         self.require(bool((self.gamma >= 0).all()), "gamma must not be negative")
         root = np.sqrt(self.gamma) * (1 + 2.0**-51)  # at least √γ
-        each = np.tile(root, (len(kernel), 4)) if isinstance(self.map, Waves) else root.reshape(heads)
-        split = phases(kernel * each.reshape(*heads, *[1] * (kernel.ndim - 2)), stride)  # within u in each entry
-        if self.entry.get("witness") is not None:
-            self.require(bool((self.take("witness") > 0).all()), "the witness must be positive")
+        scale = np.tile(root, (len(kernel), 4)) if isinstance(self.map, Waves) else root.reshape(heads)
+        split = phases(kernel * scale.reshape(*heads, *[1] * (kernel.ndim - 2)), stride)  # within u in each entry
+        self.require(self.witness is None or bool((self.take("witness") > 0).all()), "the witness must be positive")
         if self.by_rows:
             self.budget.spend(row_sums_work(kernel.shape, stride))
             rho = row_sums(kernel, self.gamma.reshape(heads), self.take("witness").reshape(heads), stride)
@@ -1328,70 +1327,83 @@ class Residual(Affine):
         return inner + a.g(self.fans[1] + 3) * (z + 2 * most * self.kappa * v) + a.underflow
 
     def run(self, x: Array) -> Array:
-        hidden = self.map.forward(np.moveaxis(x, self.axis, 1)) + self.column(self.bias)
+        hidden = self.map.forward(np.moveaxis(x, self.axis + 1, 1)) + self.column(self.bias)
         hidden = self.function.run(hidden, *self.parameters) * self.column(2 * self.gamma)
-        return np.asarray(x - np.moveaxis(self.map.adjoint(hidden), 1, self.axis))
+        return np.asarray(x - np.moveaxis(self.map.adjoint(hidden), 1, self.axis + 1))
 
 
-CONV = "weight bias stride padding dilation groups"
-RESIDUAL = "gamma witness activation"
-OPS: dict[str, tuple[type[Node], str]] = {
-    **dict.fromkeys(FUNCTIONS, (Scalar, "parameters")),
-    "scale": (Scalar, "factor"),
-    "linear": (Affine, "weight bias axis groups"),
-    "conv": (Affine, f"{CONV} padding_mode"),
-    "circular": (Affine, "rows columns weight bias"),
-    "conv_transpose": (Affine, f"{CONV} size"),
-    "residual_linear": (Residual, f"weight bias axis groups {RESIDUAL}"),
-    "residual_conv": (Residual, f"{CONV} padding_mode {RESIDUAL}"),
-    "residual_circular": (Residual, "rows columns weight bias gamma activation"),
-    "rearrange": (Rearrange, "split order shape"),
-    "select": (Select, "indices value"),
-    "group_sort": (GroupSort, "size axis descending"),
-    "normalize": (Normalize, "mean std"),
-    "batch_norm": (BatchNorm, "mean variance weight bias eps"),
-    "prelu": (Prelu, "weight"),
-    "pool": (Pool, "windows divisors factor"),
-    "max_pool": (Windows, "windows"),
-    "l2_pool": (Windows, "windows"),
-    "softmax": (Softmax, "axis"),
-    "log_softmax": (Softmax, "axis"),
-    "combination": (Combination, "weights"),
+NODE: dict[str, Reader] = {"op": text, "name": text, "inputs": partial(row, reader=text), "lipschitz": constant}
+MAYBE = partial(optional, reader=text)  # the name of a tensor, or null
+DENSE: dict[str, Reader] = {"weight": text, "bias": MAYBE, "axis": integer, "groups": COUNT}
+CONV: dict[str, Reader] = {
+    **{"weight": text, "bias": MAYBE, "stride": COUNTS, "dilation": COUNTS, "groups": COUNT},
+    "padding": partial(row, reader=PAIR),
+}
+MODE: dict[str, Reader] = {"padding_mode": partial(one_of, options=["zeros", "circular"])}
+CIRCULAR: dict[str, Reader] = {"rows": text, "columns": text, "weight": text, "bias": MAYBE}
+RESIDUAL: dict[str, Reader] = {"gamma": text, "activation": partial(one_of, options=list(ACTIVATIONS))}
+WITNESS: dict[str, Reader] = {"witness": MAYBE}
+STEPS = partial(each, readers=[integer, integer, COUNT])
+OPS: dict[str, tuple[type[Node], dict[str, Reader]]] = {
+    **{op: (Scalar, {"parameters": partial(each, readers=f.parameters)}) for op, f in FUNCTIONS.items()},
+    "scale": (Scalar, {"factor": REAL}),
+    "linear": (Affine, DENSE),
+    "conv": (Affine, CONV | MODE),
+    "conv_transpose": (Affine, CONV | {"size": COUNTS}),
+    "circular": (Affine, CIRCULAR),
+    "residual_linear": (Residual, DENSE | RESIDUAL | WITNESS),
+    "residual_conv": (Residual, CONV | MODE | RESIDUAL | WITNESS),
+    "residual_circular": (Residual, CIRCULAR | RESIDUAL),
+    "rearrange": (Rearrange, {"split": partial(COUNTS, least=1, most=16), "order": INDICES, "shape": SHAPE}),
+    "select": (Select, {"indices": per_axis(partial(integer, least=-1)), "value": REAL}),
+    "group_sort": (GroupSort, {"size": COUNT, "axis": integer, "descending": BOOLEAN}),
+    "normalize": (Normalize, {"mean": text, "std": text}),
+    "batch_norm": (BatchNorm, {"mean": text, "variance": text, "weight": MAYBE, "bias": MAYBE, "eps": constant}),
+    "prelu": (Prelu, {"weight": text}),
+    "pool": (Pool, {"windows": per_axis(PAIR), "divisors": per_axis(COUNT), "factor": POSITIVE}),
+    "max_pool": (Windows, {"windows": per_axis(STEPS)}),
+    "l2_pool": (Windows, {"windows": per_axis(STEPS)}),
+    "softmax": (Softmax, {"axis": integer}),
+    "log_softmax": (Softmax, {"axis": integer}),
+    "combination": (Combination, {"weights": text}),
 }
 
 
 # --- The graph and the radii ---
 
 
-def plan_node(entry: Any, where: str, shapes: dict[str, Shape], tensors: Tensors, budget: Budget) -> Node:
+def plan_node(entry: Any, i: int, shapes: dict[str, Shape], tensors: dict[str, Tensor], budget: Budget) -> Node:
     """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it."""
-    op = str(entry["op"]) if isinstance(entry, dict) and isinstance(entry.get("op"), str) else ""
-    need(op in OPS, f"{where}: unknown op {op[:30]!a}")
-    (kind, names), where = OPS[op], f"{where} ({op})"
-    entry = fields(entry, f"op name inputs lipschitz {names}", where)
-    name, inputs = entry["name"], items(entry["inputs"], where)
-    need(isinstance(name, str) and name != "" and name not in shapes, f"{where}: needs a name of its own")
+    op = entry.get("op") if isinstance(entry, dict) else None
+    need(isinstance(op, str) and op in OPS, f"node {i}: unknown op {str(op)[:30]!a}")
+    (kind, readers), where = OPS[str(op)], f"node {i} ({op})"
+    fields = record(entry, where, NODE | readers)
+    name, inputs = fields["name"], fields["inputs"]
+    need(name != "" and name not in shapes, f"{where}: needs a name of its own")
     need(
-        all(isinstance(source, str) and source in shapes for source in inputs),
+        all(source in shapes for source in inputs),
         f"{where}: its inputs must be the input of the network or nodes before it",
     )
     need(len(inputs) == 1 or (op == "combination" and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
-    return kind(entry, where, [shapes[source] for source in inputs], tensors, budget)
+    return kind(fields, where, [shapes[source] for source in inputs], tensors, budget)
 
 
-def plan_all(c: Certificate, tensors: Tensors, budget: Budget) -> list[Node]:
+def plan_all(c: Certificate, budget: Budget) -> list[Node]:
     """All nodes, first pass."""
     nodes: list[Node] = []
-    shapes = {"input": c.shape}
+    shapes, tensors = {"input": c.top["input_shape"]}, {name: Tensor(name, t) for name, t in c.weights.items()}
     for i, entry in enumerate(c.top["nodes"]):
-        nodes.append(plan_node(entry, f"node {i}", shapes, tensors, budget))
+        nodes.append(plan_node(entry, i, shapes, tensors, budget))
         shapes[nodes[-1].name] = nodes[-1].shape
     need(len(nodes) > 0 and len(nodes[-1].shape) == 1, "nodes: must end in a vector of logits")
     outputs, used = nodes[-1].shape[0], {source for node in nodes for source in node.inputs}
     need(used == set(shapes) - {nodes[-1].name}, "nodes: some are used by no other node")
-    need(tensors.used == set(c.weights), "tensors: some are used by no node")
-    need(all(len(row) == outputs for row in c.answers), f"probe: needs {outputs} logits in each row")
-    need(all(label < max(2, outputs) for _, label, _ in c.claims), "claims: a label is no class")
+    need(all(tensor.used for tensor in tensors.values()), "tensors: some are used by no node")
+    need(
+        all(len(logits) == outputs for logits in c.top["probe"]["logits"]),
+        f"probe: needs {outputs} logits in each row",
+    )
+    need(all(label < max(2, outputs) for _, label, _ in c.top["claims"]), "claims: a label is no class")
     expected = sorted({f"{node.assumed} within 8 ulp" for node in nodes if node.assumed})
     need(c.top["assumes"] == expected, f"assumes: must be {expected} for these nodes")
     budget.require(peak(nodes), ROOM, "nodes: the number of values that are held for one input is")
@@ -1423,13 +1435,13 @@ def other_work(c: Certificate, nodes: Sequence[Node]) -> int:
     """Everything but the proofs: hashes, reading, forward passes and margins."""
     entries, size, outputs = sum(t.size for t in c.weights.values()), batch_size(nodes), nodes[-1].shape[0]
     work = HASH * (c.images.nbytes + sum(t.nbytes for t in c.weights.values())) + 8 * MOVE * entries
-    claims, inputs = len(c.claims), len(c.claims) + len(c.asked)
-    batches = -(-claims // size) - (-len(c.asked) // size)
-    work += inputs * (sum(node.work for node in nodes) + 4 * MOVE * math.prod(c.shape))
+    claims, inputs = len(c.top["claims"]), len(c.top["claims"]) + len(c.top["probe"]["indices"])
+    batches = -(-claims // size) - (-len(c.top["probe"]["indices"]) // size)
+    work += inputs * (sum(node.work for node in nodes) + 4 * MOVE * math.prod(c.top["input_shape"]))
     work += batches * sum(CALL + MOVE * node.entries for node in nodes)
     work += claims * (CALL + 16 * MOVE * outputs)
     # Distances of the rows of the head from that of each label, kept as long as there is room for them.
-    labels = len({label for _, label, _ in c.claims})
+    labels = len({label for _, label, _ in c.top["claims"]})
     return work + 4 * MOVE * nodes[-1].entries * (labels if labels * outputs <= ROOM else claims)
 
 
@@ -1447,7 +1459,7 @@ def prove_all(nodes: Sequence[Node], budget: Budget) -> None:
 def build_all(c: Certificate, budget: Budget | None = None) -> list[Node]:
     """The nodes, planned and proved."""
     budget = budget or Budget()
-    nodes = plan_all(c, Tensors(c.weights), budget)
+    nodes = plan_all(c, budget)
     prove_all(nodes, budget)
     return nodes
 
@@ -1543,8 +1555,12 @@ class Network:
 
 def require_finite(c: Certificate) -> None:
     """An input with a NaN or an infinity is close to nothing: no claim or probe can be about it."""
-    used = sorted({index for index, _, _ in c.claims} | set(c.asked)) if c.images.dtype != np.uint8 else []
-    for part in chunks(len(used), max(1, ROOM // math.prod(c.shape))):
+    used = (
+        sorted({index for index, _, _ in c.top["claims"]} | set(c.top["probe"]["indices"]))
+        if c.images.dtype != np.uint8
+        else []
+    )
+    for part in chunks(len(used), max(1, ROOM // math.prod(c.top["input_shape"]))):
         finite = np.isfinite(c.images[used[part]]).reshape(len(used[part]), -1).all(axis=1)
         need(bool(finite.all()), f"inputs: input {used[part][int(finite.argmin())]} has a NaN or an infinity")
 
@@ -1552,8 +1568,8 @@ def require_finite(c: Certificate) -> None:
 def verify_claims(network: Network, c: Certificate, size: int) -> tuple[list[int], float]:
     """The inputs whose claim could not be proved, and the smallest slack."""
     bad, slack = [], math.inf
-    for part in chunks(len(c.claims), size):
-        rows, labels, radii = (np.array(v) for v in zip(*c.claims[part], strict=True))
+    for part in chunks(len(c.top["claims"]), size):
+        rows, labels, radii = (np.array(v) for v in zip(*c.top["claims"][part], strict=True))
         f, err, z = network.logits(c.inputs(rows.tolist()), radii, FLOAT64)
         for label in np.unique(labels):
             w = np.flatnonzero(labels == label)
@@ -1566,10 +1582,12 @@ def verify_claims(network: Network, c: Certificate, size: int) -> tuple[list[int
 def verify_probe(network: Network, c: Certificate, size: int) -> tuple[bool, float]:
     """Whether float32 with sums in any order can explain the deployed logits; and how far off they are."""
     good, worst = True, 0.0
-    for part in chunks(len(c.asked), size):
-        f, err, z = network.logits(c.inputs(c.asked[part]), np.zeros(len(c.asked[part])), FLOAT32)
+    for part in chunks(len(c.top["probe"]["indices"]), size):
+        f, err, z = network.logits(
+            c.inputs(c.top["probe"]["indices"][part]), np.zeros(len(c.top["probe"]["indices"][part])), FLOAT32
+        )
         bound = network.single(err, z, FLOAT32)[1] * (1 + 2.0**-28)  # the error of f itself is 2^-29 of it
-        away = np.abs(np.array(c.answers[part]) - f)
+        away = np.abs(np.array(c.top["probe"]["logits"][part]) - f)
         good &= bool((away <= np.where(np.isnan(bound), np.inf, bound)).all())
         worst = max(worst, float((away / np.maximum(1, np.abs(f))).max()))
     return good, worst
@@ -1597,13 +1615,13 @@ class Report:
 def verify(c: Certificate, budget: Budget) -> Report:
     """Check everything that a certificate says."""
     # Fields, shapes and the work to come, before anything is hashed, converted or proved.
-    nodes, hashes = plan_all(c, Tensors(c.weights), budget), c.top["tensors"]
+    nodes, hashes = plan_all(c, budget), c.top["tensors"]
     budget.spend(other_work(c, nodes), sum(node.prepare + node.proof for node in nodes))
     refuted = [f"tensor {key[:40]!a}: wrong sha256" for key, t in c.weights.items() if digest(t) != hashes[key]]
     refuted += ["inputs: wrong sha256"] if digest(c.images) != c.top["inputs"]["sha256"] else []
     lines, alarms, verified, slack, constants = list[str](), list[str](), 0, math.nan, list[Any]()
     end = nodes[-1]
-    is_head = end.op == "linear" and len(end.source) == end.entry["groups"] == 1
+    is_head = end.op == "linear" and len(end.source) == end.fields["groups"] == 1
     # The body ends in the input of the head: its last node has no other reader.
     body, head = (nodes[:-1], end) if isinstance(end, Affine) and is_head else (nodes, None)
     if not refuted:
@@ -1617,26 +1635,34 @@ def verify(c: Certificate, budget: Budget) -> Report:
             constants.append((node.name, node.op, node.claimed, node.proved))
             if not node.proved <= node.claimed:
                 refuted.append(f"node {i} ({node.op}): claims {node.claimed:.17g}, proved is {node.proved:.17g}")
-        if growth > Decimal(c.lipschitz):
-            refuted.append(f"lipschitz: claims {c.lipschitz:.17g}, the nodes give {above(growth):.17g}")
-        lines.append(f"claimed L of {'all but the last node' if head else 'all nodes'}: {c.lipschitz:.17g}")
+        if growth > Decimal(c.top["lipschitz"]):
+            refuted.append(f"lipschitz: claims {c.top['lipschitz']:.17g}, the nodes give {above(growth):.17g}")
+        lines.append(f"claimed L of {'all but the last node' if head else 'all nodes'}: {c.top['lipschitz']:.17g}")
     if not refuted:  # an error bound needs true constants
-        network, size = Network(body, head, c.lipschitz, end.shape[0], budget), batch_size(nodes)
+        network, size = Network(body, head, c.top["lipschitz"], end.shape[0], budget), batch_size(nodes)
         bad, slack = verify_claims(network, c, size)
-        verified = len(c.claims) - len(bad)
+        verified = len(c.top["claims"]) - len(bad)
         refuted += [f"claims: {len(bad)} cannot be proved, of the inputs {str(bad[:10])[1:-1]}"] if bad else []
         good, worst = verify_probe(network, c, size)
         refuted += [] if good else [f"probe: a difference of {worst:.1e} is more than float32 can explain"]
         if worst > 1e-5:
             alarms.append(f"probe: logits differ by {worst:.1e} (heuristic; float32 usually stays below 1e-5)")
-        lines.append(f"claims verified: {verified} of {len(c.claims)}, smallest slack {slack:.3g}")
-        lines.append(f"probe: {len(c.asked)} inputs, largest difference {worst:.1e}")
+        lines.append(f"claims verified: {verified} of {len(c.top['claims'])}, smallest slack {slack:.3g}")
+        lines.append(f"probe: {len(c.top['probe']['indices'])} inputs, largest difference {worst:.1e}")
     lines += [f"alarm: {text}" for text in alarms]
     assumes = tuple(c.top["assumes"])
     rest = "on the platform that runs the network; everything else is verified"
     lines += [f"assumed: {', '.join(assumes)} ({rest})"] if assumes else []
     lines.append("REFUTED" if refuted else "everything holds")
-    results = (tuple(refuted), tuple(alarms), tuple(constants), c.lipschitz, assumes, verified, len(c.claims))
+    results = (
+        tuple(refuted),
+        tuple(alarms),
+        tuple(constants),
+        c.top["lipschitz"],
+        assumes,
+        verified,
+        len(c.top["claims"]),
+    )
     return Report(not refuted, *results, slack, tuple(lines))
 
 

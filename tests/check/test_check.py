@@ -703,7 +703,7 @@ def meaning(folder):
 def values(folder):
     """What the network in the folder computes at some points, by the checker."""
     certificate = checker.read(folder / "certificate.json")
-    x = 3 * np.random.default_rng(0).standard_normal((20, *certificate.shape))
+    x = 3 * np.random.default_rng(0).standard_normal((20, *certificate.top["input_shape"]))
     return checker.forward(checker.build_all(certificate), x, np.zeros(20), checker.FLOAT64)[0]
 
 

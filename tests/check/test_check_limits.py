@@ -212,7 +212,7 @@ def test_small_files_cannot_ask_for_much(name, tmp_path, monkeypatch):
 
 def planned_work(certificate, budget):
     """The estimate before the first proof."""
-    nodes = checker.plan_all(certificate, checker.Tensors(certificate.weights), budget)
+    nodes = checker.plan_all(certificate, budget)
     return checker.other_work(certificate, nodes) + sum(node.prepare + node.proof for node in nodes)
 
 
@@ -378,9 +378,11 @@ def test_the_networks_of_the_paper_fit(channels, convolutions, dense, hidden, cl
     for _ in range(dense):
         residual("residual_linear", hidden, 64 * channels, axis=0, groups=1)
     b.add("linear", weight=empty(10, 64 * channels), bias=None, axis=0, groups=1)
-    top = {"nodes": b.nodes, "assumes": [], "inputs": {"divide_by": 255}}
-    pixels, rows = np.broadcast_to(np.uint8(0), (claims, *shape)), [(i, i % 10, 1.0) for i in range(claims)]
-    certificate = checker.Certificate(top, shape, 1.0, tensors, pixels, rows, [0, 1, 2, 3], [[0.0] * 10] * 4)
+    probe = {"indices": [0, 1, 2, 3], "logits": [[0.0] * 10] * 4}
+    top = {"nodes": b.nodes, "assumes": [], "input_shape": shape, "lipschitz": 1.0, "probe": probe}
+    top |= {"inputs": {"divide_by": 255}, "claims": [(i, i % 10, 1.0) for i in range(claims)]}
+    pixels = np.broadcast_to(np.uint8(0), (claims, *shape))
+    certificate = checker.Certificate(top, tensors, pixels)
     assert 0.01 * checker.WORK <= planned_work(certificate, checker.Budget()) <= 0.5 * checker.WORK
     assert sum(tensor.size for tensor in tensors.values()) <= 0.75 * checker.TOTAL
     assert max(tensor.size for tensor in tensors.values()) <= 0.5 * checker.ENTRIES
