@@ -70,6 +70,12 @@ def closest(word: str, names: Iterable[str]) -> str | None:
     return next(iter(initials or get_close_matches(word, names, 1)), None)
 
 
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return how a message about an unknown name goes on: "; did you mean 'train'?" or a full stop."""
+    near = closest(word, names)
+    return f"; did you mean {near!r}?" if near else "."
+
+
 def explain(error: ValidationError, fields: Iterable[str] = ()) -> str:
     """Return what is wrong first in a pydantic error, in one sentence.
 
@@ -121,5 +127,6 @@ def one_of(name: str, value: object, choices: Iterable[str], *, cure: str = "") 
     """``value`` if it is one of ``choices``, else a ValueError that lists them."""
     known = sorted(choices)
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {known}; got {value!r}. {cure or 'Choose a name from the list.'}")
+        guess = suggest(value, known) if isinstance(value, str) else "."
+        raise ValueError(f"{name} must be one of {known}; got {value!r}{guess} {cure}".rstrip())
     return value

@@ -8,12 +8,11 @@ certified ≤ attacked ≤ natural must hold at every radius.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from lipcert.files import sha256_file, write_json, write_rows
 
@@ -29,7 +28,6 @@ FORMAT: Literal["lipcert-run-2"] = "lipcert-run-2"
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
 METHODS = ("autoattack", "pgd", "quick")  # of attacks, the strongest first
 TOLERANCE = 1e-9  # of a share that was added up in another order
-LONGEST_HEADER = 2**26  # bytes
 Share = Field(ge=0, le=1)
 
 
@@ -39,7 +37,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=BaseModel)
 
 
 class Imported(Record):
@@ -48,6 +46,10 @@ class Imported(Record):
     file: str
     sha256: str
     data: str | None = None
+
+
+class Config(RootModel[dict[str, Any]]):
+    """config.json: the settings of a training, of this version or another."""
 
 
 class RunRecord(Record):
@@ -279,24 +281,8 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any] | None:
         """The settings of the training; None for imported weights."""
-        return read_plain(self.config_file, "Restore it, or train again.")
-
-    @cached_property
-    def architecture(self) -> dict[str, Any]:
-        """The fields of the model, from the header of its weights."""
-        cure = "Train the network again."
-        if not self.model_file.is_file():
-            raise ValueError(f"{self.folder} holds no model.safetensors. {cure}")
-        with self.model_file.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            text = file.read(size) if size <= LONGEST_HEADER else b""
-        try:
-            spec = json.loads(json.loads(text)["__metadata__"]["lipcert"])["spec"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            spec = None
-        if not isinstance(spec, dict):
-            raise ValueError(f"{self.model_file} is not a model of lipcert. {cure}")
-        return spec
+        config = read(self.config_file, Config, "Restore it, or train again.")
+        return None if config is None else config.root
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -350,14 +336,8 @@ class RunFolder:
     @cached_property
     def sha256(self) -> dict[str, str]:
         """The hash of every file that a report rests on."""
-        methods = [self.attack_file(method) for method in METHODS]
-        files = [
-            *(self.config_file, self.run_file, self.metrics_file, self.model_file, self.frozen_file),
-            *(self.audit_file, self.certified_file, self.examples_file, self.certificate_file, self.inputs_file),
-            *methods,
-            *(path.with_suffix(".jsonl") for path in methods),
-        ]
-        return {path.name: sha256_file(path) for path in files if path.is_file()}
+        files = (self.config_file, self.run_file, self.metrics_file, self.model_file, self.frozen_file)
+        return {path.name: sha256_file(path) for path in (*files, *self.results()) if path.is_file()}
 
     # --- What follows from it ---
 
@@ -420,12 +400,9 @@ class RunFolder:
     def results(self) -> list[Path]:
         """The files that are about the present weights."""
         attacks = [self.attack_file(method) for method in METHODS]
-        files = [
-            *(self.certificate_file, self.certified_file, self.examples_file, self.inputs_file, self.audit_file),
-            *attacks,
-            *(path.with_suffix(".jsonl") for path in attacks),
-        ]
-        return [path for path in files if path.is_file()]
+        files = (self.certificate_file, self.certified_file, self.examples_file, self.inputs_file, self.audit_file)
+        every = (*files, *attacks, *(path.with_suffix(".jsonl") for path in attacks))
+        return [path for path in every if path.is_file()]
 
     # --- Laws ---
 
@@ -554,48 +531,25 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 def read(path: Path, kind: type[R], cure: str) -> R | None:
     """The record in a JSON file; None if there is no file."""
-    if not path.is_file():
-        return None
-    try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, ValueError) as error:
-        raise _refused(path, kind, error, cure) from None
+    records = read_rows(path, kind, cure, lambda text: [text])
+    return records[0] if records else None
 
 
-def read_rows(path: Path, kind: type[R], cure: str) -> list[R] | None:
+def read_rows(
+    path: Path, kind: type[R], cure: str, split: Callable[[str], list[str]] = str.splitlines
+) -> list[R] | None:
     """The records of a file with one a line; None if there is no file."""
     if not path.is_file():
         return None
-    rows = []
+    rows: list[R] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        rows += map(kind.model_validate_json, split(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise _refused(path, kind, error, cure) from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            raise _refused(path, kind, error, cure, f" in line {number}") from None
+        what = (str(error).splitlines() or ["something else"])[0]
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = f" in line {len(rows) + 1}" if split is str.splitlines else ""
+            what = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}{where}"
+        about = re.split("[:;]", kind.__doc__ or "")[0].rstrip(".")
+        raise ValueError(f"{path} is not {about[0].lower()}{about[1:]}: {what}. {cure}") from None
     return rows
-
-
-def read_plain(path: Path, cure: str) -> dict[str, Any] | None:
-    """A JSON object without a fixed form, such as config.json; None if there is no file."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object. {cure}")
-    return content
-
-
-def _refused(path: Path, kind: type[Record], error: ValueError, cure: str, where: str = "") -> ValueError:
-    what = (str(error).splitlines() or ["something else"])[0]
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        what = f"{'.'.join(map(str, first['loc'])) or 'the text'}: {first['msg']}"
-    about = re.split("[:;]", kind.__doc__ or "")[0].rstrip(".")
-    return ValueError(f"{path} is not {about[0].lower()}{about[1:]}: {what}{where}. {cure}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,16 +130,18 @@ class Run(RunFolder):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes out of the folder."""
-        if not first_process():
-            yield
-            return
-        with locked(self.folder):
+        with locked(self.folder) if first_process() else nullcontext():
             yield
 
     @property
     def spec(self) -> ModelSpec:
         """The architecture."""
         return load_spec(self.folder)
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The fields of the architecture, as JSON."""
+        return self.spec.model_dump(mode="json")
 
     @property
     def settings(self) -> TrainConfig:
@@ -192,7 +194,8 @@ class Run(RunFolder):
 
     def audit(self) -> AuditReport:
         """Prove the constant of every layer, and write audit.json."""
-        with self._working():
+        self.require()
+        with self.alone():
             report = audit(self.frozen(), self.spec.image_shape)
             write_json(self.audit_file, report.to_json() | {"weights": self.weights})
             self.refresh()
@@ -245,7 +248,7 @@ class Run(RunFolder):
                 f"{target.folder} holds the radii of {before.examples:,} images of {before.data}{other}. Add "
                 "--restart to replace them, or --out FOLDER to keep both."
             )
-        with self._working():
+        with self.alone():
             frozen, proved = self.frozen(), self.proved()
             result = _certify_shared(proved, as_inputs(images.images), images.labels, batch_size, show)
             if result is None:  # the first process writes
@@ -286,7 +289,7 @@ class Run(RunFolder):
         from importlib.metadata import version
 
         from lipcert.attacks.attack import attacks_of
-        from lipcert.attacks.evidence import record_of
+        from lipcert.attacks.evidence import summary
         from lipcert.attacks.shards import SHARD, attack_in_shards
         from lipcert.jobs import open_store, open_workers
 
@@ -319,7 +322,7 @@ class Run(RunFolder):
                 f"{self.attack_file(method)} holds an attack on {before.examples} images with other settings "
                 f"(made by {before.command}). Add --restart to replace it."
             )
-        with self._working():
+        with self.alone():
             torch.set_num_threads(1)  # sums in the same order, however many processes work
             claims = self._claims(images, certifying)
             decides = {
@@ -347,7 +350,8 @@ class Run(RunFolder):
                     everything=everything,
                     show=show,
                 )
-                record = self.write_attack(record_of(settings, rows, command, seconds), rows)
+                done = {"command": command, "cpu_seconds": round(seconds, 3), "rows": summary(rows)}
+                record = self.write_attack({"format": "lipcert-attack-2", **settings, **done}, rows)
                 store.remove()
         return record
 
@@ -384,12 +388,6 @@ class Run(RunFolder):
 
     def _own_names(self) -> set[str]:
         return {value.name for value in vars(self).values() if isinstance(value, Path)}
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        self.require()
-        with self.alone():
-            yield
 
 
 def _listed(value: Any) -> Any:

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = "lipcert-attack-2"
-ABOUT = ("method", "attacks", "examples", "all", "seed", "data", "images", "weights")
-
 
 @dataclass(frozen=True)
 class Claims:
@@ -87,31 +84,19 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     by_radius: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_radius.setdefault(row["eps"], []).append(row)
-    lines = []
-    for eps, group in by_radius.items():
-        count = len(group)
-        lines.append(
-            {
-                "eps": eps,
-                "radius": group[0]["radius"],
-                "examples": count,
-                "natural": sum(row["outcome"] != "misclassified" for row in group) / count,
-                "certified": sum(row["certified"] for row in group) / count,
-                "attacked": sum(row["outcome"] in ("certified", "survived") for row in group) / count,
-                "points_attacked": sum(row["outcome"] in ("broken", "survived") for row in group),
-                "broken_certified": sum(row["outcome"] == "broken" and row["certified"] for row in group),
-            }
-        )
-    return lines
-
-
-def record_of(
-    settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], command: str, cpu_seconds: float
-) -> dict[str, Any]:
-    """attack.json."""
-    about = {key: settings[key] for key in ABOUT}
-    shares = summary(rows)
-    return {"format": FORMAT, **about, "command": command, "cpu_seconds": round(cpu_seconds, 3), "rows": shares}
+    return [
+        {
+            "eps": eps,
+            "radius": group[0]["radius"],
+            "examples": len(group),
+            "natural": sum(row["outcome"] != "misclassified" for row in group) / len(group),
+            "certified": sum(row["certified"] for row in group) / len(group),
+            "attacked": sum(row["outcome"] in ("certified", "survived") for row in group) / len(group),
+            "points_attacked": sum(row["outcome"] in ("broken", "survived") for row in group),
+            "broken_certified": sum(row["outcome"] == "broken" and row["certified"] for row in group),
+        }
+        for eps, group in by_radius.items()
+    ]
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -72,12 +72,10 @@ def run(words: list[str]) -> int | str | None:
 
         print(f"lipcert {__version__}")
         return 0
-    from lipcert.errors import closest, name_extra
+    from lipcert.errors import name_extra, suggest
 
     if words[0] not in COMMANDS:
-        near = closest(words[0], COMMANDS)
-        guess = f"; did you mean {near!r}?" if near else "."
-        raise ValueError(f"there is no command {words[0]!r}{guess} Run lipcert --help.")
+        raise ValueError(f"there is no command {words[0]!r}{suggest(words[0], COMMANDS)} Run lipcert --help.")
     from lipcert.cli.parse import parse
 
     module, name = COMMANDS[words[0]][0].split(".")

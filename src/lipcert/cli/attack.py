@@ -11,6 +11,8 @@ import tyro
 
 from lipcert.records import RADII
 
+UNSAID = ("run_folder", "jobs", "cluster", "restart", "json")  # what does not change the record
+
 
 @dataclass(frozen=True)
 class Attack:
@@ -97,12 +99,9 @@ class Attack:
         import shlex
         from dataclasses import fields
 
+        from lipcert.reports.commands import flags
+
         where = self.run_folder.name if self.run_folder.is_absolute() else str(self.run_folder)  # no machine's path
-        words = ["lipcert", "attack", where]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("run_folder", "jobs", "cluster", "restart", "json") or value == field.default:
-                continue
-            words.append(f"--{field.name.replace('_', '-')}")
-            words += [] if value is True else [str(v) for v in (value if isinstance(value, tuple) else [value])]
-        return shlex.join(words)
+        default = {field.name: field.default for field in fields(self)}
+        values = {name: getattr(self, name) for name in default if name not in UNSAID}
+        return shlex.join(["lipcert", "attack", where, *flags(values, default)])

@@ -25,7 +25,11 @@ class Check:
 
         if self.allow < 1:
             raise ValueError(f"--allow must be at least 1, got {self.allow}.")
-        path = self.certificate / "certificate.json" if self.certificate.is_dir() else self.certificate
+        path, folder = self.certificate, self.certificate.is_dir()
+        path = path / "certificate.json" if folder else path
         if not path.exists():
-            raise ValueError(f"there is no certificate {path}; run lipcert certify {path.parent} first.")
+            cure = (
+                f"run lipcert certify {path.parent} first" if folder else "name a certificate.json or a run folder"
+            )
+            raise ValueError(f"there is no {path}; {cure}.")
         return main([str(path), "--allow", str(self.allow), *(["--json"] if self.json else [])])

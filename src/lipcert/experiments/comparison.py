@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -48,7 +48,7 @@ class Comparison(BaseModel):
     """Train so many epochs instead: equal steps, not equal time."""
     seeds: int = Field(default=3, ge=1)
     """Runs of each method, with seeds 0, 1, …"""
-    learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
+    learning_rates: tuple[Annotated[float, Field(gt=0, lt=math.inf)], ...] = (0.001, 0.003, 0.01, 0.03)
     """Tried for each method on held-out training images; one alone is taken as it is."""
     sweep_share: float = Field(default=0.5, gt=0, le=1)
     """Budget of one trial of a learning rate, as a share of a run's."""
@@ -66,13 +66,6 @@ class Comparison(BaseModel):
     def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         if not value or len(set(value)) < len(value):
             raise ValueError(f"expected at least one, each once; got {list(value)}")
-        return value
-
-    @field_validator("learning_rates")
-    @classmethod
-    def _positive(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 < rate < math.inf for rate in value):
-            raise ValueError(f"expected learning rates above 0; got {list(value)}")
         return value
 
     @model_validator(mode="after")

@@ -33,9 +33,17 @@ Sizes = Mapping[str, Mapping[str, int]]  # by data set and split
 
 
 class Show(Protocol):
-    """Hears how many steps are done of how many, and now and then something to write into a log."""
+    """How a command reports its progress: ``show(done, total, note)``."""
 
-    def __call__(self, done: int, total: int | None, note: str = "", *, log: bool = False) -> None: ...
+    def __call__(self, done: int, total: int | None, note: str = "", *, log: bool = False) -> None:
+        """Show that ``done`` of ``total`` are done (None if nobody knows how many there are).
+
+        Args:
+            done: what is finished.
+            total: what there is to do.
+            note: a few words behind the bar, such as "loss 0.413".
+            log: write a line now if stderr is no terminal, such as once per epoch; no effect on a terminal.
+        """
 
 
 class Failed(ValueError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 from lipcert.runs import Run
@@ -40,19 +41,18 @@ def train_command(config: dict[str, Any], out: str) -> str:
         settings = TrainConfig(**config).model_dump()
     except ValueError:  # of a version with other fields
         return f"lipcert train --config {out}/config.json --out NEW"
-    default = TrainConfig().model_dump()
-    words = ["lipcert", "train"]
-    for name, value in settings.items():
-        if value == default[name]:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, dict):
-            words += [flag, *(str(word) for pair in value.items() for word in pair)]
-        else:
-            words += [flag, str(value)]
-    return f"{shlex.join(words)} --out {out}"
+    return f"{shlex.join(['lipcert', 'train', *flags(settings, TrainConfig().model_dump())])} --out {out}"
+
+
+def flags(values: Mapping[str, Any], default: Mapping[str, Any]) -> Iterator[str]:
+    """The words of a command line for the values that differ from the default; switches are off by default."""
+    for name, value in values.items():
+        if value != default[name]:
+            yield f"--{name.replace('_', '-')}"
+            if isinstance(value, dict):
+                yield from map(str, chain(*value.items()))
+            elif value is not True:
+                yield from map(str, value if isinstance(value, tuple) else (value,))
 
 
 def versions() -> dict[str, str]:
