@@ -11,7 +11,7 @@ import pytest
 
 import lipcert as lc
 from lipcert.cli import COMMANDS, common, main
-from lipcert.cli.train import parse_train
+from lipcert.cli.train import parse_words
 from lipcert.models.spec import ModelSpec
 from lipcert.records import parse_radii
 from lipcert.training.config import TrainConfig
@@ -155,7 +155,7 @@ def test_usage_lines_fit_a_terminal(lipcert, monkeypatch):
 
 
 def test_flags_have_short_forms():
-    train = parse_train(["--lr", "0.5", "--overrides", "dense_layers=2", "channels", "48", "--seed", "3"])
+    train = parse_words(["--lr", "0.5", "--overrides", "dense_layers=2", "channels", "48", "--seed", "3"])
     assert train.learning_rate == 0.5
     assert train.overrides == {"dense_layers": 2, "channels": 48}
     assert train.seed == 3

@@ -30,7 +30,7 @@ from torch import nn
 import lipcert as lc
 from lipcert.certified.freeze import freeze
 from lipcert.cli.report import Report
-from lipcert.cli.train import parse_train
+from lipcert.cli.train import parse_words
 from lipcert.records import distinct_names
 from lipcert.reports.commands import train_command
 from lipcert.reports.pictures import png_uri
@@ -211,7 +211,7 @@ def test_the_train_command_gives_the_same_run(trained):
         config = json.loads((folder / "config.json").read_text())
         words = shlex.split(train_command(config, "out"))
         assert words[:2] == ["lipcert", "train"]
-        assert parse_train(words[2:]).settings() == TrainConfig(**config)
+        assert parse_words(words[2:]).settings() == TrainConfig(**config)
     assert train_command({"field": 1}, "old") == "lipcert train --config old/config.json --out NEW"
 
 

@@ -7,20 +7,20 @@ import sys
 from importlib import import_module
 
 COMMANDS = {  # the class that runs it, as module.name, and what it does
-    "demo": ("demo.Demo", "the whole story on the embedded digits, in a few minutes"),
+    "demo": ("demo.Demo", "train, prove, attack and report on the embedded digits"),
     "train": ("train.Train", "train a certified network"),
-    "certify": ("certify.Certify", "radii that hold in float64, and a certificate to check"),
+    "certify": ("certify.Certify", "compute radii that hold in float64, with a certificate"),
     "audit": ("audit.Audit", "prove the constant of every layer, or say which has no proof"),
     "check": ("check.Check", "verify a certificate with the independent checker"),
     "attack": ("attack.Attack", "try to change the answers that are not certified"),
-    "report": ("report.Report", "one page of all that runs have proved"),
-    "compare": ("compare.Compare", "methods side by side at equal budget"),
-    "reproduce": ("reproduce.Reproduce", "a table of the paper, its numbers beside ours"),
-    "export": ("export.Export", "the frozen network for another program"),
-    "import": ("importing.Import", "a run folder from a checkpoint of the paper's code"),
-    "data": ("data.Data", "list the named data sets, or get one ready"),
+    "report": ("report.Report", "write one page about one run or several"),
+    "compare": ("compare.Compare", "compare methods at equal budget"),
+    "reproduce": ("reproduce.Reproduce", "make a table of the paper, with its numbers beside ours"),
+    "export": ("export.Export", "write the frozen network for another program"),
+    "import": ("importing.Import", "make a run folder from a checkpoint of the paper's code"),
+    "data": ("data.Data", "list the named data sets, or prepare one"),
     "models": ("models.Models", "list the named architectures, or all fields of one"),
-    "bench": ("bench.Bench", "what named networks cost on this machine"),
+    "bench": ("bench.Bench", "measure what named networks cost on this machine"),
 }
 HELP = """usage: lipcert COMMAND ...
 
@@ -81,8 +81,8 @@ def run(words: list[str]) -> int | str | None:
     module, name = COMMANDS[words[0]][0].split(".")
     with name_extra(f"lipcert {words[0]}"):
         home = import_module(f"lipcert.cli.{module}")
-        if words[0] == "train":  # its defaults may come from a file
-            command = home.parse_train(words[1:])
+        if words[0] in ("train", "data"):  # defaults from a file; subcommands
+            command = home.parse_words(words[1:])
         else:
             command = parse(getattr(home, name), words[1:], f"lipcert {words[0]}")
         return command.run()

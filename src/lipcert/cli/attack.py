@@ -16,7 +16,7 @@ UNSAID = ("run_folder", "jobs", "cluster", "restart", "json")  # what does not c
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack right answers without a certificate; exit 1 if a certified one falls.
+    """Attack correct answers without a certificate. Exit 1 if a certified one falls.
 
     Run the same command again to continue an interrupted attack.
     """

@@ -15,7 +15,7 @@ class Bench:
     CPU time, all networks in turn, the minimum of the repeats.
     """
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = (
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL ...]")] = (
         "sll_tiny",
         "aol_tiny",
     )

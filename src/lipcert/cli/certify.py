@@ -22,7 +22,7 @@ class Certify:
     data_root: Path | None = None
     """Folder of prepared data sets."""
     examples: int | None = None
-    """Certify only the first test images."""
+    """Number of test images, from the first on. None means all of them."""
     eps: tuple[str, ...] = tuple(RADII)
     """Radii of the table, as numbers or fractions."""
     batch_size: int = 64

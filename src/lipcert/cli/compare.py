@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Compare(Comparison):
-    """Compare methods at equal budget, each at its best rate. Repeat to continue."""
+    """Compare methods at equal budget, each at its best learning rate.
+
+    Run the same command again to continue an interrupted comparison.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,9 +29,9 @@ class Compare(Comparison):
     attack: Literal["none", "quick", "pgd", "autoattack"] = "pgd"
     """Attack on each run of the table."""
     attack_examples: int = Field(default=100, ge=1)
-    """Test images that are attacked."""
+    """Number of test images to attack."""
     jobs: int = Field(default=1, ge=1)
-    """Runs at a time, each on one thread."""
+    """Number of runs at a time, each on one thread."""
     cluster: str | None = None
     """Address of a Dask scheduler whose workers take the runs instead, one per thread of a worker."""
     restart: bool = False

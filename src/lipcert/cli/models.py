@@ -17,7 +17,7 @@ A name starts with the method, see docs/layers.md and docs/results.md.
 class Models:
     """List the named architectures, or all fields of one for --overrides."""
 
-    pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATTERN")] = "*"
+    pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN]")] = "*"
     """A name or a shell pattern, such as 'sll*'."""
     json: bool = False
     """Print parameters and fields as JSON instead of tables."""

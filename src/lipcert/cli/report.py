@@ -11,12 +11,16 @@ import tyro
 
 @dataclass(frozen=True)
 class Report:
-    """Write one offline page about runs; exit 1 if an audit refutes one of them."""
+    """Write one offline page about runs. Exit 1 if an audit refutes one of them."""
 
-    run_folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(name="runs", metavar="RUN")]
+    run_folders: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(name="runs", metavar="RUN [RUN ...]", help_behavior_hint="(required)"),
+    ]
     """Run folders, or folders with runs in them, such as a comparison."""
     out: Path | None = None
-    """The page, an .html file. By default report.html in the folder that is named, or here if there are several."""
+    """The page, an .html file. By default report.html in the named folder, or here if there are several."""
     json: bool = False
     """Print the content of report.json instead of a summary."""
 

@@ -16,7 +16,9 @@ from lipcert.experiments.scales import ScaleName, Settings, scale_of
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Make a table of the paper, its numbers beside ours. Repeat to continue.
+    """Make a table of the paper, with its numbers beside ours.
+
+    Run the same command again to continue an interrupted table.
 
     full: the paper's experiment to the letter, for GPUs.
 
@@ -26,14 +28,14 @@ class Reproduce:
     """
 
     table: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")]
-    """table1 (CIFAR-10), table2 (CIFAR-100, TinyImageNet), table3 (the architectures), table5 (AutoAttack),
-    offsets (Table 6), corrected (Table 7: the erratum's three ways of training), inference (Table 4)."""
+    """table1 (CIFAR-10), table2 (CIFAR-100, TinyImageNet), table3 (architectures), table5 (AutoAttack), offsets
+    (Table 6), corrected (Table 7: the erratum's three ways of training), inference (Table 4)."""
     scale: Annotated[str, tyro.conf.arg(metavar="full|cpu|quick")] = "cpu"
-    """What is scaled is said below the table."""
+    """Size of the experiment, see above. The notes below the table say what was scaled."""
     seeds: int | None = None
-    """Runs of each row; by default three at full scale and one at the others."""
+    """Number of runs of each row. None means three at full scale and one at the others."""
     jobs: int = 2
-    """Runs at a time, each on one thread."""
+    """Number of runs at a time, each on one thread."""
     cluster: str | None = None
     """Address of a Dask scheduler whose workers take the runs instead, one per thread of a worker."""
     out: Path | None = None
@@ -41,7 +43,7 @@ class Reproduce:
     restart: bool = False
     """Delete the table in the folder and begin again."""
     data_root: Path | None = None
-    """Where prepared data live."""
+    """Folder of prepared data sets."""
     json: bool = False
     """Print table.json instead of tables."""
 

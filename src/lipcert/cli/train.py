@@ -51,6 +51,9 @@ class Train(TrainConfig):
             stored = Run(self.out)
             stored.require()
             settings = stored.settings
+            if stored.unfinished and stored.results() and first_process():
+                step = stored.record.step
+                print(f"lipcert: the results of step {step} are dropped as training goes on.", file=sys.stderr)
         try:
             with progress(settings.model) as show:
                 run = train(
@@ -97,7 +100,7 @@ def _shown(show: Show, settings: TrainConfig, *, log: bool) -> Any:
     return shown
 
 
-def parse_train(arguments: list[str]) -> Train:
+def parse_words(arguments: list[str]) -> Train:
     """The flags of ``lipcert train``; values of a --config file take the place of the defaults."""
     import json
 

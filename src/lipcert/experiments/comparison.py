@@ -41,25 +41,27 @@ class Comparison(BaseModel):
     data: tuple[str, ...] = ("digits",)
     """Data sets from `lipcert data list`, or paths."""
     data_root: str | None = None
-    """Where prepared data live; None for the default."""
+    """Folder of prepared data sets. None means the default."""
     seconds: float | None = Field(default=None, gt=0)
-    """CPU seconds of one thread for each run; 60, unless epochs are given."""
+    """CPU seconds of one thread for each run. None means 60, unless epochs are given."""
     epochs: int | None = Field(default=None, ge=1)
-    """Train so many epochs instead: equal steps, not equal time."""
+    """Number of epochs instead of a time: equal steps, not equal cost."""
     seeds: int = Field(default=3, ge=1)
     """Runs of each method, with seeds 0, 1, …"""
     learning_rates: tuple[Annotated[float, Field(gt=0, lt=math.inf)], ...] = (0.001, 0.003, 0.01, 0.03)
-    """Tried for each method on held-out training images; one alone is taken as it is."""
+    """Learning rates to try for each method on held-out training images. A single one is not tried first."""
     sweep_share: float = Field(default=0.5, gt=0, le=1)
-    """Budget of one trial of a learning rate, as a share of a run's."""
+    """Budget of one trial of a learning rate, as a share of the budget of a run."""
     validation: int = Field(default=5000, ge=1)
     """Training images held out in those trials, at most a fifth of them."""
     batch_size: int = Field(default=256, ge=1)
+    """Images in a step."""
     schedule: Literal["triangular", "linear"] = "linear"
-    """Of the learning rate, see `lipcert train --help`."""
+    """Schedule of the learning rate, see `lipcert train --help`."""
     offset: float = Field(default=2**-0.5, ge=0)
     """The margin that the cross entropy asks for."""
     augment: Augmentation = "none"
+    """Data augmentation of the training images."""
 
     @field_validator("methods", "data", "learning_rates")
     @classmethod

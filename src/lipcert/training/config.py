@@ -45,8 +45,10 @@ class TrainConfig(ReadableErrors, BaseModel):
 
     model: str = "sll_tiny"
     """Name of an architecture, see `lipcert models`."""
-    overrides: dict[str, int | float | str | tuple[float, ...]] = {}
-    """Fields of the architecture to change, such as dense_layers 3. `lipcert models NAME` lists them."""
+    overrides: Annotated[
+        dict[str, int | float | str | tuple[float, ...]], tyro.conf.arg(metavar="FIELD=VALUE ...")
+    ] = {}
+    """Fields of the architecture to change, such as dense_layers=3. `lipcert models NAME` lists them."""
     data: str = "digits"
     """Name of a data set, see `lipcert data list`, or a path."""
     data_root: str | None = None
@@ -68,23 +70,23 @@ class TrainConfig(ReadableErrors, BaseModel):
     beta2: float = Field(default=0.9, ge=0, lt=1)
     """Adam's decay of the mean squared gradient."""
     loss: Loss = "offset"
-    """Training loss, see `lipcert.losses`. The next flags are its settings; None means the published value."""
+    """Training loss, see `lipcert.losses`. The next flags are its settings; None means the value after the loss."""
     offset: float | None = Field(default=None, ge=0)
-    """Margin to ask for (offset, logit-annealing). Larger values trade natural for certified accuracy."""
+    """Margin to ask for (offset: 3√2/2, logit-annealing: 2). Larger values trade natural for certified accuracy."""
     temperature: float | None = Field(default=None, gt=0)
-    """Temperature of the softmax (offset, logit-annealing). Smaller values look at the nearest rival only."""
+    """Temperature of the softmax (offset: 1/4, logit-annealing: 3/4). Smaller values look at the nearest rival."""
     beta: float | None = Field(default=None, ge=0)
-    """How fast confident examples stop contributing (logit-annealing)."""
+    """How fast confident examples stop contributing (logit-annealing: 5)."""
     margin: float | None = Field(default=None, ge=0)
-    """Hinge margin (multi-margin, hkr)."""
+    """Hinge margin (multi-margin: 1, hkr: 1)."""
     weight: float | None = Field(default=None, ge=0)
-    """Weight of the rivals' term (margin-boosting)."""
+    """Weight of the rivals' term (margin-boosting: 1)."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Radius to train for, reached after half of the run (emma). None means 108/255."""
+    """Radius to train for, reached after half of the run (emma: 108/255)."""
     gamma: float | None = Field(default=None, ge=0)
-    """Weight of the radius beside the cross entropy (certificate)."""
+    """Weight of the radius beside the cross entropy (certificate: 0.1)."""
     alpha: float | None = Field(default=None, ge=0, le=1)
-    """Share of the hinge (hkr)."""
+    """Share of the hinge (hkr: 0.99)."""
     augment: Augmentation = "none"
     """Data augmentation of the training images."""
     clip_norm: float | None = Field(default=None, gt=0)
