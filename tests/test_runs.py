@@ -240,6 +240,23 @@ def test_an_interrupted_training_says_so_and_its_results_go_with_its_weights(fin
     assert whole.frozen_file.read_bytes() == finished.frozen_file.read_bytes()
 
 
+def test_a_training_that_was_killed_before_its_first_checkpoint_is_resumed(finished, tmp_path):
+    def kill(step):
+        raise MemoryError
+
+    slow = CONFIG.model_copy(update={"checkpoint_every": 1e9})
+    with pytest.raises(MemoryError):
+        lc.train(slow, tmp_path / "killed", show=kill)
+    killed = RunFolder(tmp_path / "killed")
+    assert killed.exists
+    assert not killed.state_file.exists()
+    with pytest.raises(ValueError, match="--resume"):
+        lc.train(slow, killed.folder)
+    resumed = lc.train(slow, killed.folder, resume=True)
+    assert resumed.unfinished is None
+    assert resumed.weights == finished.weights
+
+
 def test_a_training_starts_from_given_weights(finished, tmp_path):
     config = CONFIG.model_copy(update={"init": str(finished.folder), "steps": 1, "learning_rate": 1e-12})
     run = lc.train(config, tmp_path / "longer")

@@ -6,12 +6,17 @@ into demo.log of the run folder; the demo itself prints one table and where the 
 
 from __future__ import annotations
 
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from lipcert.cli import run
+from lipcert.cli.common import emit, radii_table
+from lipcert.errors import positive_int
+from lipcert.records import RADII, RunFolder
 
 POINTS = 32
 
@@ -30,13 +35,7 @@ class Demo:
     """Print the shares as JSON instead of a table."""
 
     def run(self) -> int:
-        from contextlib import redirect_stderr, redirect_stdout
-
         from rich.console import Console
-
-        from lipcert.cli.common import emit, radii_table
-        from lipcert.errors import positive_int
-        from lipcert.records import RunFolder
 
         positive_int("epochs", self.epochs)
         if not 0 <= self.seed < 2**63:
@@ -44,87 +43,70 @@ class Demo:
         import torch
 
         torch.set_num_threads(1)  # a network this small only waits for a second thread
-        folder, told = unused(self.out), Console(stderr=True)
+        folder, terminal = unused(self.out), Console(stderr=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        log = folder.with_name(f"{folder.name}.log")
-        for words, command in commands(self, folder).items():
+        log, done = folder.with_name(f"{folder.name}.log"), RunFolder(folder)
+        for words in self.commands(str(folder)):
+            command = shlex.join(["lipcert", *words])
             with (
-                told.status(words),
+                terminal.status(command),
                 log.open("a", encoding="utf-8") as file,
                 redirect_stdout(file),
                 redirect_stderr(file),
             ):
-                print(f"$ {words}", flush=True)
-                code = command()
-            told.print(f"{'✓' if code == 0 else '✗'} {words}", highlight=False, soft_wrap=True)
-            if code != 0:
-                told.print(f"That must not happen; what it said is in {log}", highlight=False, soft_wrap=True)
-                return code
+                print(f"$ {command}", flush=True)
+                code = run(words)
+            terminal.print(f"{'✗' if code else '✓'} {command}", highlight=False, soft_wrap=True)
+            if code:
+                terminal.print(f"This must not happen. Its output is in {log}", highlight=False, soft_wrap=True)
+                return int(code)
         log.replace(folder / "demo.log")
-        rows = shares(folder)
+        rows = shares(done)
         emit(
-            {"shares": rows, "report": str(RunFolder(folder).report_file)},
+            {"shares": rows, "report": str(done.report_file)},
             self.json,
             radii_table(rows, "Digits: accuracy within an L2 radius (%)"),
             "Certified: proved, no change of the image of that L2 norm changes the answer.\n"
             "Attacked: still right after short APGD-CE, PGD and Square attacks, on the first\n"
             f"{POINTS} images only; `lipcert attack` is the full one. One seed, a toy data set.\n"
-            f"Report, open it in a browser: {RunFolder(folder).report_file}",
+            f"Report, open it in a browser: {done.report_file}",
         )
         return 0
 
-
-def commands(demo: Demo, folder: Path) -> dict[str, Callable[[], int]]:
-    """What a user would type, and the same as a call."""
-    import shlex
-
-    from lipcert.cli.attack import Attack
-    from lipcert.cli.audit import Audit
-    from lipcert.cli.certify import Certify
-    from lipcert.cli.check import Check
-    from lipcert.cli.report import Report
-    from lipcert.cli.train import Train
-
-    settings: dict[str, Any] = {
-        "model": "sll_nano",
-        "data": "digits",
-        "epochs": demo.epochs,
-        "batch_size": 128,
-        "learning_rate": 0.02,
-        "offset": 0.7,
-        "temperature": 0.1,
-        "evaluate_every": max(1, demo.epochs // 6),
-        "seed": demo.seed,
-        "threads": 1,
-    }
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
-    where = shlex.quote(str(folder))
-    return {
-        f"lipcert train {flags} --out {where}": Train(**settings, out=folder).run,
-        f"lipcert audit {where}": Audit(folder).run,
-        f"lipcert certify {where}": Certify(folder).run,
-        f"lipcert check {where}": Check(folder).run,
-        f"lipcert attack {where} --method quick --examples {POINTS}": Attack(
-            folder, method="quick", examples=POINTS
-        ).run,
-        f"lipcert report {where}": Report((folder,)).run,
-    }
+    def commands(self, folder: str) -> list[list[str]]:
+        """What a user would type, without the word lipcert."""
+        settings = {
+            "model": "sll_nano",
+            "data": "digits",
+            "epochs": self.epochs,
+            "batch-size": 128,
+            "learning-rate": 0.02,
+            "offset": 0.7,
+            "temperature": 0.1,
+            "evaluate-every": max(1, self.epochs // 6),
+            "seed": self.seed,
+            "threads": 1,
+        }
+        flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        return [
+            ["train", *flags, "--out", folder],
+            ["audit", folder],
+            ["certify", folder],
+            ["check", folder],
+            ["attack", folder, "--method", "quick", "--examples", str(POINTS)],
+            ["report", folder],
+        ]
 
 
 def unused(folder: Path) -> Path:
     """``folder``, or with the first number after it that makes it new."""
-    from itertools import count
-
     names = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
     return folder if not folder.exists() else next(name for name in names if not name.exists())
 
 
-def shares(folder: Path) -> dict[str, dict[str, Any]]:
+def shares(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """Natural, certified and attacked accuracy of a run folder, from its rows."""
-    from lipcert.records import RADII, RunFolder
-
-    run = RunFolder(folder)
-    run.check()
+    run = folder.check()
     assert run.attacked is not None
     attacked = {row.eps: row for row in run.attacked.rows}
     first = attacked[next(iter(RADII))].natural

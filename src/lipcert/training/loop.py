@@ -90,9 +90,9 @@ def train(
         Stopped: after SIGINT or SIGTERM, with the state saved.
     """
     trainer = Trainer(config, run, data, evaluate)
-    if resume:
+    if resume and run.state_file.is_file():
         trainer.restore()
-    else:
+    else:  # also where a run was killed before its first checkpoint
         trainer.begin()
     with _stop_signals() as stopped:
         while trainer.step < trainer.total:
