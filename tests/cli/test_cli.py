@@ -117,7 +117,7 @@ MISTAKES = [  # words, what the one line must say
     (["train", "--overrides", "depth=3"], "no field 'depth'; its fields are method, layout,"),
     (["certify"], "Missing from lipcert certify: RUN."),
     (["models", "sll_tny"], "did you mean 'sll_tiny'?"),
-    (["check", "nothing"], "run lipcert certify"),
+    (["check", "nothing"], "name a certificate"),
     (["check", "."], "run lipcert certify . first"),
     (["audit", "frozen.onnx"], "audit does not read .onnx files"),
     (["audit", "frozen.pt2"], "audit does not read .pt2 files"),

@@ -13,12 +13,12 @@ from itertools import pairwise
 import pytest
 
 import processes
-from lipcert.experiments.cost import parameters
 from lipcert.experiments.paper import PAPER as ALL
 from lipcert.experiments.plan import Cost, expected
 from lipcert.experiments.reproduce import SIZES as IMAGES
 from lipcert.experiments.reproduce import paper_seconds, record_row
 from lipcert.experiments.scales import RADII, Settings, planned, scale_of, scaled
+from lipcert.models.build import parameters
 from lipcert.models.presets import model_spec
 from lipcert.records import RADII as EPS
 from lipcert.records import RunFolder, RunRecord

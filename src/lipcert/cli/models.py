@@ -25,7 +25,7 @@ class Models:
     def run(self) -> int:
         from lipcert.cli.common import emit, make_table
         from lipcert.errors import suggest
-        from lipcert.experiments.cost import parameters
+        from lipcert.models.build import parameters
         from lipcert.models.pieces import changes_width
         from lipcert.models.presets import list_models, model_spec
 

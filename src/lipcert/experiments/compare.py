@@ -13,10 +13,11 @@ from typing import Any
 
 from lipcert.data.registry import load_data
 from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
-from lipcert.experiments.cost import inference_seconds, parameters
+from lipcert.experiments.cost import inference_seconds
 from lipcert.experiments.plan import CERTIFY, Job, Show, Spread, Stage, diverged, expected, measure, run, spread
 from lipcert.files import write_json
 from lipcert.jobs import Store, Workers, open_store
+from lipcert.models.build import parameters
 from lipcert.records import RADII, RunFolder
 from lipcert.runs import Run
 

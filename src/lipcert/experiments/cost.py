@@ -103,12 +103,6 @@ def _training_step(config: TrainConfig, data: ImageData) -> Callable[[], object]
     return step
 
 
-def parameters(spec: ModelSpec) -> int:
-    """The number of parameters, counted on the meta device: no memory, no numbers."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in build(spec).parameters())
-
-
 @dataclass(frozen=True)
 class Times:
     """Seconds for the whole test set: CPU time of one thread, or wall time on a GPU for the forward pass."""

@@ -15,11 +15,12 @@ from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import ImageData
 from lipcert.data.registry import load_data
 from lipcert.errors import DataNotFound
-from lipcert.experiments.cost import Times, parameters, time_test_set
+from lipcert.experiments.cost import Times, time_test_set
 from lipcert.experiments.paper import PAPER, PaperRow
 from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run, spread
 from lipcert.experiments.scales import Planned, Settings, planned, scale_of, scaled
 from lipcert.jobs import Store, Workers, open_store
+from lipcert.models.build import parameters
 from lipcert.models.presets import model_spec
 from lipcert.records import RADII
 from lipcert.runs import Run

@@ -27,6 +27,12 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
     return build(model_spec(name, **overrides))
 
 
+def parameters(spec: ModelSpec) -> int:
+    """The number of parameters, counted on the meta device: no memory, no numbers."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(spec).parameters())
+
+
 def build(spec: ModelSpec) -> nn.Sequential:
     """nn.Sequential(backbone, head) for a spec."""
     if spec.activation != "relu" and changes_width(spec) and spec.method != "sandwich":
