@@ -45,7 +45,7 @@ docs: .venv/dev ## build the site into docs/_build/html; a warning is an error
 
 bench: .venv/dev ## measure again what results/ holds
 	$(BIN)/python benchmarks/optimal.py --out results/optimal.jsonl
-	$(BIN)/python benchmarks/cost.py --out results/scaling.json --docs docs/speed.md
+	$(BIN)/python benchmarks/cost.py --out results/scaling.json --docs results/speed.md
 
 clean: ## remove the environment and everything built
 	rm -rf .venv docs/_build dist build

@@ -2,7 +2,7 @@
 
 Claim: counts are exact (the products are linear in the batch, T is constant); times are a model with one fitted
 number, checked against three rows of the paper that the fit has not seen.
-Run: python benchmarks/cost.py --out results/scaling.json --docs docs/speed.md   (4 minutes on one core)
+Run: python benchmarks/cost.py --out results/scaling.json --docs results/speed.md   (4 minutes on one core)
 Rows: counts per size, the fit, seconds per epoch by devices, real steps of sll_small on this CPU (minimum of 5).
 """
 
@@ -30,12 +30,12 @@ from lipcert.models.build import create_model
 from lipcert.training.loop import peak_bytes
 
 Record = dict[str, Any]
-COMMAND = "python benchmarks/cost.py --out results/scaling.json --docs docs/speed.md"
+COMMAND = "python benchmarks/cost.py --out results/scaling.json --docs results/speed.md"
 SIZES = {"S": "sll_small", "M": "sll_medium", "L": "sll_large", "XL": "sll_xlarge"}
 PAPER = {"S": 20, "M": 35, "L": 55, "XL": 105}  # seconds per epoch: Table 1, last column
 IMAGES, BATCH = 50_000, 256  # CIFAR-10, and the paper's batch
 DEVICES = (1, 2, 4, 8, 16, 32)
-ASSUMED = {  # the paper names no hardware; docs/speed.md gives the reason for each
+ASSUMED = {  # the paper names no hardware; results/speed.md gives the reason for each
     "device": "V100 SXM2",
     "paper_devices": 4,
     "peak_flops": 15.7e12,  # float32, published
@@ -180,7 +180,7 @@ def table(*rows: list[str]) -> str:
 
 
 def tables(record: Record) -> str:
-    """The figures of docs/speed.md as Markdown."""
+    """The figures of results/speed.md as Markdown."""
     models, assumed, took, machine = (record[key] for key in ("models", "assumed", "measured", "machine"))
     fitted, single = record["fits"][str(assumed["paper_devices"])], record["fits"]["1"]
     speed, steps = fitted["flops_per_second"], -(-IMAGES // BATCH)

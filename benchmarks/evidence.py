@@ -43,7 +43,7 @@ from lipcert.runs import Run
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/reproduce.md", "docs/hostile.md")
+PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/reproduce.md", "docs/mutants.md")
 
 
 def command(plan: Comparison) -> str:
@@ -298,11 +298,15 @@ def steps_block(path: Path) -> str:
 
 
 def reviews_block(path: Path) -> str:
-    """What a hostile review tried, by claim and area, and how many cases broke something before the repairs."""
+    """What a hostile review tried, by claim, and how many cases broke something before the repairs."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    lines = [[str(row["claim"]), row["area"], f"{row['cases']:,}", f"{row['found']:,}"] for row in rows]
-    total = ["", "all", f"{sum(row['cases'] for row in rows):,}", f"{sum(row['found'] for row in rows):,}"]
-    return f"{markdown_table(['claim', 'area', 'cases', 'found'], [*lines, total])}\n\n`{path.relative_to(ROOT)}`"
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        for claim in (str(row["claim"]), "all"):
+            areas, cases, broken = counts.get(claim, [0, 0, 0])
+            counts[claim] = [areas + 1, cases + row["cases"], broken + row["found"]]
+    lines = [[claim, *(f"{number:,}" for number in counts[claim])] for claim in sorted(counts)]
+    return f"{markdown_table(['claim', 'areas', 'cases', 'found'], lines)}\n\n`{path.relative_to(ROOT)}`"
 
 
 def times_block(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 Run: python benchmarks/speed.py --out results/speed.json            (all cases; several minutes on a quiet machine)
      python benchmarks/speed.py --out results/speed.json --case dense-2880x2048-b256
-     python benchmarks/speed.py --docs                              (the tables of docs/speed.md, from that file)
+     python benchmarks/speed.py --docs            (the tables of docs/speed.md and results/speed.md, from that file)
 Peers, where they have the layer: pip install --no-deps -c constraints.txt orthogonium==0.0.4 deel-torchlip==1.0.5
 Columns of one case alternate, the weights change between repeats, the minimum counts; CPU seconds, one thread.
 Memory is the peak of a process of its own above what it held before the first step.
@@ -437,9 +437,9 @@ def others_table(record: dict) -> str:
     return f"{markdown_table(titles, rows)}\n\n{source(record)}"
 
 
-def rewrite(mark: str, made: str) -> None:
-    """Replace the text between two marks of docs/speed.md."""
-    page = ROOT / "docs/speed.md"
+def rewrite(name: str, mark: str, made: str) -> None:
+    """Replace the text between two marks of a page."""
+    page = ROOT / name
     head, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark}:begin -->")
     _, end, tail = rest.partition(f"<!-- {mark}:end -->")
     page.write_text(f"{head}{begin}\n{made}\n{end}{tail}", encoding="utf-8")
@@ -477,10 +477,10 @@ def main() -> None:
             write_json(arguments.out, record)
     if arguments.docs:
         record = json.loads((ROOT / "results/speed.json").read_text(encoding="utf-8"))
-        rewrite("answer", answer_table(record))
-        rewrite("speed", tables(record))
-        rewrite("others", others_table(record))
-        rewrite("torus", torus_table(record))
+        rewrite("docs/speed.md", "answer", answer_table(record))
+        rewrite("results/speed.md", "speed", tables(record))
+        rewrite("results/speed.md", "others", others_table(record))
+        rewrite("results/speed.md", "torus", torus_table(record))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from lipcert.cli import COMMANDS, run
 
 PAGE = Path(__file__).with_name("cli.md")
-INTRODUCTION = """# Command line
+INTRODUCTION = """# What does each command and each flag do?
 
 <!-- Written by `python docs/write_cli.py` from the help texts. Change those, not this page. -->
 

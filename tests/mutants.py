@@ -2,7 +2,7 @@
 
 Each names the constant that the mistake leads people to claim and carries evidence against it, computed without
 the library: an explicit matrix, a Jacobian or two points. ``test_mutants.py`` asks ``audit``, ``certify`` and
-the checker; ``benchmarks/mutants.py`` writes the table of docs/mutants.md from the same list.
+the checker; ``benchmarks/mutants.py`` writes results/mutants.md and docs/mutants.md from the same list.
 """
 
 import collections
@@ -1012,7 +1012,7 @@ GROUPS = {
 
 
 def table(rows, tampered, radii):
-    """The Markdown of docs/mutants.md, a table for each outcome."""
+    """The Markdown of results/mutants.md, a table for each outcome."""
     texts = []
     for group, title in GROUPS.items():
         header = ["what is wrong", "mistake", "claimed L", "true L ≥"]

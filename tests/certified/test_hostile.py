@@ -1,7 +1,7 @@
 """What a hostile review broke: each test failed on the code it was written against.
 
-The numbers of the cases (A1 … A14, B1, B2) are those of docs/hostile.md. Either a claim is true, or there is none:
-how it is refused does not matter here.
+The numbers of the cases (A1 … A14, B1, B2) name its findings; CHANGELOG.md describes them under Soundness.
+Either a claim is true, or there is none: how it is refused does not matter here.
 """
 
 import copy
@@ -773,7 +773,7 @@ def test_inputs_beyond_every_bound_are_counted_aloud():
         lc.certify(network, torch.tensor([[1.0, 2.0], [1e200, 0.0]], dtype=torch.float64))
 
 
-# --- What a second review found: layers, freeze, audit, the filter (docs/hostile.md, U1 to U9 and the rest) ---
+# --- What a second review found: layers, freeze, audit, the filter (U1 to U9 and the rest) ---
 
 
 def assigned_bound(kind, *arguments):

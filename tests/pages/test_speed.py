@@ -17,20 +17,20 @@ RECORD = json.loads((ROOT / "results" / "scaling.json").read_text(encoding="utf-
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "made", "mark"),
+    ("where", "name", "file", "made", "mark"),
     [
-        ("speed", "speed", "answer_table", "answer"),
-        ("speed", "speed", "tables", "speed"),
-        ("speed", "speed", "others_table", "others"),
-        ("speed", "speed", "torus_table", "torus"),
-        ("pipeline", "pipeline", "page", "pipeline"),
-        ("cost", "scaling", "tables", "scaling"),
+        ("docs", "speed", "speed", "answer_table", "answer"),
+        ("results", "speed", "speed", "tables", "speed"),
+        ("results", "speed", "speed", "others_table", "others"),
+        ("results", "speed", "speed", "torus_table", "torus"),
+        ("docs", "pipeline", "pipeline", "page", "pipeline"),
+        ("results", "cost", "scaling", "tables", "scaling"),
     ],
 )
-def test_the_speed_page_shows_what_the_results_hold(name, file, made, mark, monkeypatch):
+def test_the_speed_page_shows_what_the_results_hold(where, name, file, made, mark, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     module = importlib.import_module(name)
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    page = (ROOT / where / "speed.md").read_text(encoding="utf-8")
     record = json.loads((ROOT / "results" / f"{file}.json").read_text(encoding="utf-8"))
     shown = page.split(f"<!-- {mark}:begin -->\n")[1].split(f"\n<!-- {mark}:end -->")[0]
     assert shown == getattr(module, made)(record)
