@@ -5,12 +5,12 @@ from . import losses as losses
 from . import testing as testing
 from .algebra import bounds as bounds
 from .attacks.attack import attack as attack
-from .certified.audit import audit as audit
 from .certified.certify import output_interval as output_interval
 from .certified.filtered import FilteredClassifier as FilteredClassifier
 from .certified.freeze import freeze as freeze
 from .certified.freeze import register_rule as register_rule
 from .certified.radius import certified_radii as certified_radii
+from .certifiers.methods import audit as audit
 from .certifiers.methods import certify as certify
 from .data.registry import load_data as load_data
 from .errors import NotCertified as NotCertified

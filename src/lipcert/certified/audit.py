@@ -8,7 +8,8 @@ not what a radius needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from torch import Tensor, nn
 
 from lipcert.certified.freeze import prove
 from lipcert.certified.lower import Function, Stretch, stretch_estimate
-from lipcert.certified.network import Part, Proved, as_shape
+from lipcert.certified.network import Chain, Part, Proved, as_shape
 from lipcert.certified.op import Shape
 from lipcert.errors import positive_int
-from lipcert.verified.rounding import U64
+from lipcert.verified.rounding import U64, prod_up
 
 LARGE = 2**18  # numbers in its tensors, and on the way of one input
 
@@ -38,6 +39,17 @@ class LayerAudit:
 
 
 @dataclass(frozen=True)
+class ChainAudit:
+    """Layers that are proved together: their constant, and the product of their own constants."""
+
+    first: str
+    last: str
+    method: str
+    upper: float
+    product: float
+
+
+@dataclass(frozen=True)
 class AuditReport:
     """What is proved of a network; ``str()`` is a table."""
 
@@ -47,6 +59,7 @@ class AuditReport:
     pairwise: Tensor | None  # (C, C) float64: of the differences of logits; None where nothing is proved
     lower: float  # of the whole map, by two points
     assumes: tuple[str, ...] = ()  # what the rounding bounds assume of the platform's elementary functions
+    chains: tuple[ChainAudit, ...] = ()  # layers that are proved together
 
     @property
     def ok(self) -> bool:
@@ -67,6 +80,7 @@ class AuditReport:
             "lower": self.lower,
             "assumes": list(self.assumes),
             "layers": rows,
+            **({"chains": [asdict(chain) for chain in self.chains]} if self.chains else {}),
         }
 
     def __str__(self) -> str:
@@ -79,6 +93,11 @@ class AuditReport:
         widest = "nothing" if self.pairwise is None else f"{float(self.pairwise.max()):.9f}"
         lines += [
             "",
+            *(
+                f"{chain.first} … {chain.last}  L ≤ {chain.upper:.9f}  ({chain.method}; the product of their "
+                f"constants is {chain.product:.9f})"
+                for chain in self.chains
+            ),
             f"whole map   {self.lower:.6f} ≤ L ≤ {self.lipschitz:.9f}",
             f"backbone    L ≤ {self.backbone:.9f}  (before the last linear map)",
             f"logit pairs L ≤ {widest}  (largest; this is what a radius is divided by)",
@@ -87,12 +106,19 @@ class AuditReport:
         return "\n".join(lines)
 
 
-def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> AuditReport:
+def audit(
+    model: nn.Module,
+    inputs: Tensor | Shape,
+    *,
+    samples: int = 4,
+    tighten: Callable[[Proved], Proved] = lambda proved: proved,
+) -> AuditReport:
     """Prove what can be proved about ``model``; a training network is frozen first.
 
     Args:
         inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
         samples: how many examples are used.
+        tighten: adds chains of parts that are proved together.
     """
     positive_int("samples", samples)
     if isinstance(inputs, Tensor) and (inputs.ndim < 2 or not len(inputs)):
@@ -100,12 +126,14 @@ def audit(model: nn.Module, inputs: Tensor | Shape, *, samples: int = 4) -> Audi
             f"expected at least one example, (N, …), or the shape of one; got a tensor {tuple(inputs.shape)}."
         )
     with torch.inference_mode(False):  # the lower bounds need gradients
-        return _audit(model, inputs, samples)
+        return _audit(model, inputs, samples, tighten)
 
 
-def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditReport:
+def _audit(
+    model: nn.Module, inputs: Tensor | Shape, samples: int, tighten: Callable[[Proved], Proved]
+) -> AuditReport:
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else as_shape(inputs)
-    proved = prove(model, shape, parametrized=True)
+    proved = tighten(prove(model, shape, parametrized=True))
     points = inputs[:samples].detach().clone() if isinstance(inputs, Tensor) else _random(shape, samples)
     start = points.detach().double().cpu()
     with torch.no_grad():
@@ -114,8 +142,16 @@ def _audit(model: nn.Module, inputs: Tensor | Shape, samples: int) -> AuditRepor
             _audit_layer(part, values[part.inputs[0]], values[index]) for index, part in enumerate(proved.parts)
         )
         whole = _stretch(proved, start, values)
+    best = {(chain.first, chain.last): chain for chain in sorted(proved.chains, key=lambda c: -c.lipschitz)}
+    chains = tuple(_audit_chain(proved, chain) for chain in best.values())
     pairwise, assumes = proved.pairwise(), proved.assumes
-    return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes)
+    return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes, chains)
+
+
+def _audit_chain(proved: Proved, chain: Chain) -> ChainAudit:
+    parts = proved.parts[chain.first : chain.last + 1]
+    product = prod_up(part.proof.lipschitz for part in parts)
+    return ChainAudit(parts[0].name, parts[-1].name, chain.method, min(chain.lipschitz, product), product)
 
 
 def _audit_layer(part: Part, x: Tensor, value: Tensor) -> LayerAudit:

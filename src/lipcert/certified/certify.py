@@ -307,6 +307,8 @@ def _certify_batch(
     labels = predictions if labels is None else labels
     margins, distances = rivals_of(proved, logits, labels)
     constants = (distances * (proved.backbone * ROUND)).clamp_min(2.0**-1000)
+    if proved.joint_pairs is not None:
+        constants = torch.minimum(constants, rival_columns(proved.joint_pairs, labels))
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
     ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
     known = arithmetic == "float64" or proved.rounding_known
@@ -333,13 +335,21 @@ def _certify_batch(
 
 def rivals_of(proved: Proved, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """f_y − f_j and ‖w_y − w_j‖ of all rivals j ≠ y, (N, C − 1); with one output ±f and ‖w‖, (N, 1)."""
-    distances, classes = proved.distances, logits.shape[1]
+    classes, distances = logits.shape[1], rival_columns(proved.distances, labels)
     if classes == 1:
-        return torch.where(labels == 1, 1.0, -1.0).double()[:, None] * logits, distances.expand(len(labels), 1)
+        return torch.where(labels == 1, 1.0, -1.0).double()[:, None] * logits, distances
     others = labels[:, None] != torch.arange(classes)
-    shape = (len(labels), classes - 1)
     margins = logits.gather(1, labels[:, None]) - logits
-    return margins[others].view(shape), distances[labels][others].view(shape)
+    return margins[others].view(len(labels), classes - 1), distances
+
+
+def rival_columns(pairs: Tensor, labels: Tensor) -> Tensor:  # (C, C), (N,) → (N, C − 1)
+    """The row of each label without its own entry; with one output the only entry, (N, 1)."""
+    classes = len(pairs)
+    if classes == 1:
+        return pairs.expand(len(labels), 1)
+    others = labels[:, None] != torch.arange(classes)
+    return pairs[labels][others].view(len(labels), classes - 1)
 
 
 def error_terms(proved: Proved, err: Tensor, norms: Tensor, distances: Tensor, labels: Tensor, u: float) -> Tensor:

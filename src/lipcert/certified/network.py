@@ -23,7 +23,7 @@ from lipcert.certified.ops import CLASSES, Assumed, Function, Linear
 from lipcert.errors import NotCertified
 from lipcert.intact import all_finite
 from lipcert.verified import rounding
-from lipcert.verified.rounding import norm_up, up
+from lipcert.verified.rounding import norm_up, prod_up, up
 
 INPUT = "input"
 ROOM = 1 + 2.0**-28  # of a constant, for a checker whose own proof rounds otherwise
@@ -142,11 +142,27 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Consecutive parts that are proved together, by a method that sees more than the product of their norms.
+
+    Several may be about the same parts: the smallest constant counts, for every pair of outputs.
+    """
+
+    first: int  # places of its parts
+    last: int
+    lipschitz: float
+    pairs: Tensor | None  # (C, C) float64: of the differences of its outputs, if the network ends with them
+    multipliers: tuple[Tensor, ...]  # what proves it, float64; a checker repeats the proof with them
+    method: str
+
+
+@dataclass(frozen=True)
 class Proved:
     """The parts of a network for inputs of one shape, and the constants that follow from their proofs."""
 
     parts: tuple[Part, ...]
     input_shape: Shape
+    chains: tuple[Chain, ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -169,9 +185,14 @@ class Proved:
     def constants(self) -> tuple[float, ...]:
         """The constant of each part from the input of the network on, rounded up."""
         constants: list[float] = []
-        for part in self.parts:
+        for index, part in enumerate(self.parts):
             before = [1.0 if place < 0 else constants[place] for place in part.inputs]
             constants.append(_through(part.proof, before))
+            for chain in self.chains:
+                if chain.last == index:
+                    (start,) = self.parts[chain.first].inputs
+                    reached = prod_up([1.0 if start < 0 else constants[start], chain.lipschitz])
+                    constants[index] = min(constants[index], reached)
         return tuple(constants)
 
     @property
@@ -205,7 +226,19 @@ class Proved:
         if not math.isfinite(self.backbone) or len(self.shape) != 1 or self.shape[0] > MOST_CLASSES:
             return None
         pairs = self.distances * self.backbone * (1 + 2.0**-50)
-        return torch.where((self.distances > 0) & (pairs < 2.0**-1000), pairs + 2.0**-1070, pairs)  # underflow
+        pairs = torch.where((self.distances > 0) & (pairs < 2.0**-1000), pairs + 2.0**-1070, pairs)  # underflow
+        return pairs if self.joint_pairs is None else torch.minimum(pairs, self.joint_pairs)
+
+    @cached_property
+    def joint_pairs(self) -> Tensor | None:  # (C, C) float64
+        """Constants of f_i − f_j from the input on by the chains that end the network, rounded up."""
+        joint: Tensor | None = None
+        for chain in self.chains:
+            if chain.pairs is not None:
+                (start,) = self.parts[chain.first].inputs
+                pairs = chain.pairs * (1.0 if start < 0 else self.constants[start]) * ROUND + 2.0**-1000
+                joint = pairs if joint is None else torch.minimum(joint, pairs)
+        return joint
 
     @cached_property
     def head(self) -> Head | None:

@@ -1,4 +1,8 @@
-"""``certify`` by the name of its method. A method is a function of a network, images and labels."""
+"""``certify`` and ``audit`` by the name of their method.
+
+A method of ``certify`` is a function of a network, images and labels; one of ``audit`` adds joint proofs to those
+of the parts.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lipcert.certified.audit import AuditReport
+from lipcert.certified.audit import audit as by_product
 from lipcert.certified.certify import CertificationResult
 from lipcert.certified.network import Proved
+from lipcert.certified.op import Shape
 
 # Where each method is: a module and its function, imported when it is used.
 METHODS: dict[str, tuple[str, str]] = {
     "lipschitz": ("lipcert.certified.certify", "certify"),
+    "lipsdp": ("lipcert.certifiers.lipsdp", "certify"),
+    "eclipse-fast": ("lipcert.certifiers.lipsdp", "certify_fast"),
 }
+AUDITS = ("lipschitz", "lipsdp", "eclipse-fast")
 
 
 def certify(
@@ -29,9 +39,11 @@ def certify(
     Args:
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
         labels: the right classes. Without them the predicted class is certified.
-        method: "lipschitz" divides the margin by a proved constant of the whole network.
+        method: "lipschitz" divides the margin by a proved constant of the whole network. "lipsdp" and
+            "eclipse-fast" do so with a smaller constant for dense layers that follow each other.
         options: settings of the method. For "lipschitz" these are ``arithmetic`` ("float64", or "real" for the
-            exact function alone), ``batch_size`` and ``show``, which is called with (examples done, all).
+            exact function alone), ``batch_size`` and ``show``, which is called with (examples done, all). "lipsdp"
+            also takes ``steps`` of its optimizer.
 
     Raises:
         NotCertified: if the method has no proof for this network; the message names the layer.
@@ -40,3 +52,26 @@ def certify(
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
     module, name = METHODS[method]
     return getattr(importlib.import_module(module), name)(model, images, labels, **options)
+
+
+def audit(
+    model: nn.Module, inputs: Tensor | Shape, *, method: str = "lipschitz", samples: int = 4, **options: Any
+) -> AuditReport:
+    """Prove what can be proved about ``model``; a training network is frozen first.
+
+    Args:
+        inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
+        method: "lipschitz" multiplies the constants of the layers. "lipsdp" and "eclipse-fast" prove dense layers
+            that follow each other together, and report the smaller constant.
+        samples: how many examples are used.
+        options: ``steps`` of the optimizer of "lipsdp".
+    """
+    if method not in AUDITS:
+        raise ValueError(f"method must be one of {', '.join(AUDITS)}; got {method!r}.")
+    if method == "lipschitz":
+        return by_product(model, inputs, samples=samples, **options)
+    from lipcert.certifiers.lipsdp import tighten
+
+    return by_product(
+        model, inputs, samples=samples, tighten=lambda proved: tighten(proved, method=method, **options)
+    )
