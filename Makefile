@@ -33,7 +33,7 @@ lint: .venv/dev ## format and lint, without changing anything
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-format: .venv/dev ## rewrite the files in the house style
+format: .venv/dev ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -50,17 +50,33 @@ logger = logging.getLogger(__name__)
 def mathml(node: nodes.Element, *, block: bool) -> str:
     """The formula of ``node`` as MathML; one that cannot be read is a warning and stays LaTeX.
 
-    The converter reads a half without braces as 12 over what follows, and sets the index of a letter with a
-    hat underneath it. Both would be wrong in silence, so they are warnings too.
+    The converter reads a half without braces as 12 over what follows, and sets the index of a wide hat underneath
+    it. Both would be wrong in silence, so they are warnings too.
     """
     formula = node.astext().replace("'", r"^{\prime}")  # an apostrophe would take the index that follows
     if re.search(r"frac\s*\d|\\(wide)?(hat|tilde)\s*\\?\w+}?_", formula):
-        logger.warning("formula %r: write \\frac{1}{2} and \\hat{w_i}", formula, location=node)
+        logger.warning("formula %r: write \\frac{1}{2} and \\widehat{w_i}", formula, location=node)
     try:
-        return tex2mathml(formula, as_block=block)
+        return tidy(tex2mathml(formula, as_block=block))
     except MathError as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
         return f"<code>{nodes.unescape(node.astext())}</code>"
+
+
+def tidy(markup: str) -> str:
+    """``markup`` with bars and slashes set as brackets are, and indices of a letter with a hat where they belong.
+
+    A browser gives a bar the space of a relation, lets a double bar grow with the line, and lifts a superscript
+    above the hat. The converter sets the index of a hat below the letter.
+    """
+    markup = re.sub(r"<mo[^>]*>([|‖/])</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', markup)
+    letter, index = r"(<mi[^>]*>[^<]*</mi>)", r"(<m(?:i|n)>[^<]*</m(?:i|n)>|<mrow>(?:(?!<mrow>|</mrow>).)*</mrow>)"
+    under = rf"<munderover>\s*{letter}\s*{index}\s*(<mo[^>]*>[\^ˆ]</mo>)\s*</munderover>"
+    markup = re.sub(under, r"<msub><mover>\1\3</mover>\2</msub>", markup, flags=re.DOTALL)
+    prime = rf"<msup>\s*{letter}\s*<m[io][^>]*>′</m[io]>\s*</msup>"  # the sign is raised by itself
+    markup = re.sub(prime, r'<mrow>\1<mo lspace="0" rspace="0">′</mo></mrow>', markup)
+    hat = rf"<mover[^>]*>\s*{letter}\s*<mo[^>]*>[\^ˆ]</mo>\s*</mover>"
+    return re.sub(hat, r'<mpadded height="0.7em">\g<0></mpadded>', markup)
 
 
 def visit_math(self: HTML5Translator, node: nodes.math) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 from pathlib import Path
@@ -67,6 +68,8 @@ def options(lines: list[str]) -> list[tuple[str, str, str]]:
         text = text.strip()
         if not text:
             continue
+        if rows and rows[-1][0] == name:  # a description of several lines
+            text = f"{rows.pop()[2]} {text}"
         default = re.search(r" ?\((?:default: (.*)|(required))\)$", text)
         value = (default[1] or default[2] or "") if default else ""
         rows.append((name, value, text[: default.start()] if default else text))
@@ -75,7 +78,9 @@ def options(lines: list[str]) -> list[tuple[str, str, str]]:
 
 def cell(text: str) -> str:
     """Return text for a cell of a Markdown table, with every name of an option as code."""
-    return re.sub(r"(?<![`\w-])(--[a-z][a-z0-9-]*)", r"`\1`", re.sub(r"[|*$]", r"\\\g<0>", text))
+    parts = re.sub(r"[|*$]", r"\\\g<0>", text).split("`")  # every second part is code already
+    parts[::2] = [re.sub(r"(?<![\w-])(--[a-z][a-z0-9-]*)", r"`\1`", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def code(text: str) -> str:
@@ -85,8 +90,9 @@ def code(text: str) -> str:
 def section(*words: str) -> str:
     """Return the part of the page about one command."""
     text = help_text(*words)
-    usage, description = text.split("\n\n")[0], text.split("\n\n")[1]
-    parts = [f"{'#' * (1 + len(words))} {' '.join(words)}", description.strip()]
+    usage, *paragraphs = text.split("\n\n")
+    description = itertools.takewhile(lambda paragraph: "----" not in paragraph, paragraphs)
+    parts = [f"{'#' * (1 + len(words))} {' '.join(words)}", *(cell(part.strip()) for part in description)]
     parts.append(f"```text\n{' '.join(usage.removeprefix('usage: ').split())}\n```")
     found = boxes(text)
     subcommands = [

@@ -153,7 +153,7 @@ FORWARD = [
         lambda: lc.ResidualLinear(3, 2),
         (5, 4),
         ValueError,
-        r"expects \(\*, 3\); got \(5, 4\).*the features there are",
+        r"expects \(\*, 3\); got \(5, 4\).*that number of features",
     ),
     (lambda: lc.AffineLinear(3, 2), (5, 4), ValueError, r"AffineLinear expects \(\*, 3\); got \(5, 4\)"),
     (lambda: lc.OrthogonalLinear(3, 2), (5, 4), ValueError, r"OrthogonalLinear expects \(\*, 3\)"),

@@ -223,7 +223,7 @@ _thread = threading.local()  # ``stop`` is set in the threads of a local executo
 
 
 def _abandoned() -> bool:
-    """Whether nobody waits for the job of this thread any more."""
+    """True if the caller no longer waits for the job of this thread."""
     stop: threading.Event | None = getattr(_thread, "stop", None)
     if stop is not None:
         return stop.is_set()

@@ -591,7 +591,7 @@ def test_gzip_must_hold_exactly_what_the_header_promises():
     packed = gzip.compress(idx_bytes(array))
     assert np.array_equal(parse_idx(packed, "idx"), array)
     for cut in range(len(packed)):
-        with pytest.raises(ValueError, match=r"idx: expected"):
+        with pytest.raises(ValueError, match=r"idx: (expected|the file is damaged)"):
             parse_idx(packed[:cut], "idx")
     flipped = packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:]  # the check value at the end
     with pytest.raises(ValueError, match="damaged"):
@@ -612,10 +612,10 @@ def test_no_file_may_be_missing_or_cut_short(kind, tmp_path):
         content = path.read_bytes()
         for damage in (content[: len(content) // 2], b""):
             path.write_bytes(damage)
-            with pytest.raises(ValueError, match="expected"):
+            with pytest.raises(ValueError, match=r"expected|there is no file|damaged"):
                 [load_data(tmp_path / "files", split) for split in SPLITS]
         path.unlink()
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ValueError, match=r"expected|there is no file|damaged"):
             [load_data(tmp_path / "files", split) for split in SPLITS]
         path.write_bytes(content)
     [load_data(tmp_path / "files", split) for split in SPLITS]
@@ -628,7 +628,7 @@ def test_archives_cut_short_are_refused(pack, tmp_path):
     content = path.read_bytes()
     for share in (0.0, 0.1, 0.5, 0.9, 0.99):
         path.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ValueError, match=r"expected|damaged"):
             [load_data(path, split) for split in SPLITS]
     for seed in range(20):  # one byte changed: refused, or without effect on the data
         position = int(np.random.default_rng(seed).integers(len(content)))
@@ -920,7 +920,7 @@ def test_damaged_prepared_data_are_refused(small_cifar10, tmp_path):
     content = path.read_bytes()
     for damage in (b"", content[:100], content[: len(content) // 2], content[:-30]):
         path.write_bytes(damage)
-        with pytest.raises(ValueError, match=r"cifar10\.npz.*: expected"):
+        with pytest.raises(ValueError, match=r"cifar10\.npz.*: (expected|the file is damaged)"):
             load_data("cifar10", "train", root=root)
     arrays = dict(np.load(io.BytesIO(content)))
     arrays["train_images"][0, 0, 0, 0] ^= 1
@@ -982,7 +982,7 @@ def test_room_is_looked_for_before_the_work(tmp_path):
     with pytest.raises(ValueError, match="bytes free"):
         npz.check_room(tmp_path / "x" / "y.npz", 1 << 62)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="expected a folder that can be written"):
+    with pytest.raises(ValueError, match="the folder cannot be written"):
         npz.check_room(tmp_path / "file" / "y.npz", 1)
 
 
@@ -990,7 +990,7 @@ def test_a_read_only_folder_is_refused(small_cifar10, tmp_path):
     (tmp_path / "root").mkdir(mode=0o555)
     if os.access(tmp_path / "root", os.W_OK):
         pytest.skip("this user may write everywhere")
-    with pytest.raises(ValueError, match="expected a folder that can be written"):
+    with pytest.raises(ValueError, match="the folder cannot be written"):
         prepare("cifar10", small_cifar10, root=tmp_path / "root")
     with pytest.raises(PermissionError, match="nothing was changed"):
         npz.save(tmp_path / "root" / "set.npz", {"test": load_data("digits", "test")})
@@ -1026,7 +1026,7 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ValueError, match="Name the folder that holds it"):
         load_data(tmp_path / "train-images-idx3-ubyte.gz", "train")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="expected a folder or a regular file"):
+    with pytest.raises(ValueError, match="neither a folder nor a regular file"):
         load_data(tmp_path / "pipe", "train")
 
 
@@ -1191,15 +1191,15 @@ def test_bad_input_is_one_line_and_changes_nothing(main, tmp_path, monkeypatch):
     cases = [
         (["cifar-10"], root, "Did you mean cifar10"),
         (["cifar10", "--from", tmp_path / "files"], root, "expected 50,000 images"),
-        (["cifar10", "--from", tmp_path / "none"], root, "got nothing. Check the path"),
+        (["cifar10", "--from", tmp_path / "none"], root, "there is no such folder"),
         (["mnist", "--from", tmp_path / "text"], root, "another kind of file"),
         (["cifar100"], root, "Connection refused). Get cifar-100-python"),
         (
             ["cifar10", "--from", tmp_path / "files"],
             tmp_path / "file",
-            "file: expected a folder that can be written",
+            "file: the folder cannot be written",
         ),
-        (["cifar100"], tmp_path / "file", "file: expected a folder that can be written"),
+        (["cifar100"], tmp_path / "file", "file: the folder cannot be written"),
     ]
     before = sorted(tmp_path.rglob("*"))
     for words, place, message in cases:

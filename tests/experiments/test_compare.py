@@ -256,7 +256,7 @@ def test_runs_that_contradict_themselves_are_refused(finished, tmp_path):
 def test_a_plan_is_checked_before_anything_starts(tmp_path):
     for words, said in (
         (["--methods", "sll", "nonsense"], "nonsense_tiny"),
-        (["--methods", "sll", "sll"], "each once"),
+        (["--methods", "sll", "sll"], "each of them once"),
         (["--seconds", "0"], "seconds"),
         (["--epochs", "3", "--seconds", "5"], "got both"),
     ):

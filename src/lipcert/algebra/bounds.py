@@ -320,7 +320,7 @@ class Optimal(Bound):
 
     def require_sound(self) -> None:
         if not bool((self.gamma >= 0).all()):
-            raise NotCertified("Optimal.gamma must not be negative; got a negative entry. Fit it again.")
+            raise NotCertified("Optimal.gamma has a negative entry. Fit it again.")
 
     def extra_repr(self) -> str:
         return f"{self.size}, objective={self.objective!r}"

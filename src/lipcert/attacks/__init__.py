@@ -1,1 +1,1 @@
-"""Attacks: evidence from above. They share no arithmetic with the proofs that they argue against."""
+"""Attacks: evidence from above. They share no arithmetic with the proofs."""

@@ -164,7 +164,7 @@ def _require_images(images: Tensor, labels: Tensor) -> None:
             f"and {labels.dtype} {tuple(labels.shape)}. Pass data.inputs() and data.labels."
         )
     if not bool(((images >= 0) & (images <= 1)).all()):  # false for NaN
-        raise ValueError("images must lie in [0, 1]; got values outside or NaN. Divide bytes by 255.")
+        raise ValueError("images must lie in [0, 1], but some values do not. Divide bytes by 255.")
 
 
 def _require_classes(labels: Tensor, classes: int) -> None:

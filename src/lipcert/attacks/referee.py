@@ -2,7 +2,7 @@
 
 A point counts if it lies in [0, 1]^d, if its L2 distance to the image is at most ε, and if the network in float64
 gives it a class other than the label. A certificate is about just these points. An attack runs in float32 and may
-end a hair outside the ball: its point is pulled back first, and must still fool.
+end just outside the ball: its point is pulled back first, and must still fool.
 
 Rounding: the distance up, so that no point outside the ball is held against a certificate.
 """

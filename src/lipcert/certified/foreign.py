@@ -514,7 +514,7 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.
 def unwrapped(module: nn.Module, *, parametrized: bool) -> nn.Module:
     """The plain module that ``module`` is. ``parametrized``: whether present values may stand for a formula.
 
-    A parametrized weight is computed anew at every call, in the precision of the network: a proof about the present
+    A parametrized weight is computed again at every call, in the network's precision: a proof about the present
     numbers says nothing about a network that was converted to float64.
     """
     inner = compiled_module(module)
@@ -523,7 +523,7 @@ def unwrapped(module: nn.Module, *, parametrized: bool) -> nn.Module:
     if parametrize.is_parametrized(module):
         if not parametrized:
             raise NotCertified(
-                "its weight is computed anew at every call, by a parametrization. Store the present numbers: use "
+                "its weight is computed again at every call, by a parametrization. Store the present numbers: use "
                 "lipcert.freeze(model), or call torch.nn.utils.parametrize.remove_parametrizations first."
             )
         return unwrapped(_present_values(module), parametrized=parametrized)

@@ -422,7 +422,7 @@ MOST_WAVES = 2**10  # along one axis of an image
 
 @dataclass(frozen=True)
 class Circular:
-    """TᵀBT: a circular convolution in a basis of waves, where it has one small block for each frequency.
+    """TᵀBT: a circular convolution in a Fourier basis, where it has one small block for each frequency.
 
     An orthogonal convolution has a kernel as large as its image, which a direct convolution pays for tap by tap. In
     the basis T of cosines and sines along both axes it is A = TᵀBT, with one block of B for each pair of

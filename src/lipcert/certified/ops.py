@@ -257,7 +257,7 @@ class OpenConvTranspose(ConvTranspose):
 
 
 class Circular(Affine):
-    """TᵀBTx + b: a circular convolution in a basis of waves, on images of one size."""
+    """TᵀBTx + b: a circular convolution in a Fourier basis, on images of one size."""
 
     op = "circular"
     parts = ("weight", "rows", "columns")
@@ -411,7 +411,7 @@ class ResidualConv(Residual):
 
 
 class ResidualCircular(Residual):
-    """A residual with Wᵀ = TᵀBT, a circular convolution in a basis of waves."""
+    """A residual with Wᵀ = TᵀBT, a circular convolution in a Fourier basis."""
 
     op = "residual_circular"
     witness = None  # its blocks are proved one by one

@@ -29,7 +29,7 @@ class Bench:
     repeats: int = 5
     """Timed repeats, after one warm-up."""
     threads: int = 1
-    """Threads of torch; with more than one, CPU time adds up over them."""
+    """Number of torch threads. CPU time is summed over threads."""
     json: bool = False
     """Print the figures as JSON instead of a table."""
 
@@ -51,9 +51,7 @@ class Bench:
         for name in ("classes", "batch_size", "repeats", "threads"):
             positive_int(f"--{name.replace('_', '-')}", getattr(self, name))
         if not self.models or len(set(self.models)) < len(self.models):
-            raise ValueError(
-                f"MODEL must be at least one name, each once; got {list(self.models)}. Name them once."
-            )
+            raise ValueError(f"name at least one model, and each of them once, got {list(self.models)}.")
         for model in self.models:
             model_spec(model)
         for size in self.image_shape:

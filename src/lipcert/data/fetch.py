@@ -1,4 +1,4 @@
-"""Where the files of a named data set come from when nobody points at them: an installed package, or its home.
+"""Where the files of a named data set come from when no path is given: an installed package, or its home.
 
 A download is only a file until ``registry.prepare`` has verified what is in it. When a source cannot be reached the
 error says what to get, from where, and the command to give it to.

@@ -48,7 +48,7 @@ class Files:
         found = sorted((n for n in self.names if n.rsplit("/", 1)[-1] == name), key=lambda n: (n.count("/"), n))
         if not found:
             raise DataNotFound(
-                f"{self.path}: expected a file {name}; got none. The copy is incomplete: fetch it again."
+                f"{self.path}: there is no file {name} in it. The copy is incomplete: fetch it again."
             )
         return self.read(found[0]), f"{self.path}: {found[0]}"
 
@@ -59,9 +59,9 @@ def open_files(path: Path) -> Iterator[Files]:
     if path.is_dir():
         yield Files(path, tuple(sorted(_walk(path))), lambda name: _read_plain(path / name))
     elif not path.exists():
-        raise DataNotFound(f"{path}: expected a folder, an archive or an .npz file; got nothing. Check the path.")
+        raise DataNotFound(f"{path}: there is no such folder, archive or .npz file. Check the path.")
     elif not path.is_file():
-        raise ValueError(f"{path}: expected a folder or a regular file; got something else. Check the path.")
+        raise ValueError(f"{path}: it is neither a folder nor a regular file. Check the path.")
     elif zipfile.is_zipfile(path):
         with open_zip(path) as archive:
             members = {info.filename: info for info in archive.infolist() if not info.is_dir()}
@@ -93,7 +93,7 @@ def name_damage(path: Path | str) -> Iterator[None]:
         if isinstance(error, OSError) and not isinstance(error, DAMAGE) and error.errno not in (None, errno.EINVAL):
             raise  # the disk, not the file
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: expected a whole file; got a damaged one ({reason}). Fetch it again.") from error
+        raise ValueError(f"{path}: the file is damaged ({reason}). Fetch it again.") from error
 
 
 def check_size(path: Path | str, size: int, compressed: int | None = None, *, largest: int = LARGEST_FILE) -> None:
@@ -122,7 +122,7 @@ def _walk(path: Path) -> Iterator[str]:
 
 def _read_plain(path: Path) -> bytes:
     if not path.is_file():  # a pipe would never end
-        raise DataNotFound(f"{path}: expected a regular file; got none. Check the path.")
+        raise DataNotFound(f"{path} is not a file. Check the path.")
     check_size(path, path.stat().st_size)
     return path.read_bytes()
 

@@ -100,7 +100,7 @@ class Arrays:
 @contextmanager
 def open_npz(path: Path) -> Iterator[Arrays]:
     if not path.is_file():
-        raise DataNotFound(f"{path}: expected an .npz file; got nothing. Check the path.")
+        raise DataNotFound(f"{path}: there is no such file. Check the path.")
     with open_zip(path) as archive:
         yield Arrays(path, archive)
 
@@ -235,7 +235,7 @@ def check_room(path: Path, size: int) -> None:
     """Refuse before a long download what cannot be written after it."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"{path.parent}: expected a folder that can be written; got none; {ELSEWHERE}.")
+        raise ValueError(f"{path.parent}: the folder cannot be written; {ELSEWHERE}.")
     free = shutil.disk_usage(folder).free
     if free < size:
         raise ValueError(f"{path.parent}: expected {size:,} bytes free; got {free:,}; {ELSEWHERE}.")

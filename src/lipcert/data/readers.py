@@ -238,9 +238,7 @@ def read_tiny_imagenet(files: Files, split: Split) -> ImageData:
         found = [(n, annotation.get(match[1], "none")) for n in files.names if (match := TINY_TEST.fullmatch(n))]
     if not found:
         folder = {"train": "train/<wnid>/images", "test": "val/images"}[split]
-        raise DataNotFound(
-            f"{files.path}: expected JPEGs in {folder}; got none. The copy is incomplete: fetch it again."
-        )
+        raise DataNotFound(f"{files.path}: there are no JPEGs in {folder}. The copy is incomplete: fetch it again.")
     number = {identifier: index for index, identifier in enumerate(identifiers)}
     for name, identifier in found:
         if identifier not in number:

@@ -40,7 +40,7 @@ def load_data(
         path = prepared_path(name, root)
         if not path.exists():
             raise DataNotFound(
-                f"{name}: expected its prepared form, {path}; got nothing. Run lipcert data get {name}, "
+                f"{name} is not prepared: there is no {path}. Run lipcert data get {name}, "
                 "or set LIPCERT_DATA to the folder that has it."
             )
         data = npz.read(path, split)
@@ -50,9 +50,7 @@ def load_data(
     if not path.exists():
         is_path = not isinstance(name_or_path, str) or "/" in name or os.sep in name or path.suffix
         raise DataNotFound(
-            f"{path}: expected a folder, an archive or an .npz file; got nothing. Check the path."
-            if is_path
-            else unknown(name)
+            f"{path}: there is no such folder, archive or .npz file. Check the path." if is_path else unknown(name)
         )
     if path.suffix == ".npz":
         return npz.read(path, split)

@@ -67,13 +67,13 @@ class Comparison(BaseModel):
     @classmethod
     def _each_once(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         if not value or len(set(value)) < len(value):
-            raise ValueError(f"expected at least one, each once; got {list(value)}")
+            raise ValueError(f"name at least one, and each of them once, got {list(value)}")
         return value
 
     @model_validator(mode="after")
     def _one_budget(self) -> Comparison:
         if self.seconds is not None and self.epochs is not None:
-            raise ValueError("expected seconds or epochs; got both. Drop one")
+            raise ValueError("give seconds or epochs, not both")
         return self
 
     def steps(self, step_seconds: float, images: int) -> int:

@@ -149,7 +149,7 @@ def _require_certified(links: Proved, to: Format, certificate: Certificate | Non
     if certificate is None:
         if to == "safetensors":
             raise ValueError(
-                "safetensors carries the certificate; got a network without one. Run lipcert certify first."
+                "a safetensors file carries the certificate, and this network has none. Run lipcert certify first."
             )
         return
     if different := certificate.differs_from(describe(links)):

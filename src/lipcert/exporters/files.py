@@ -217,7 +217,7 @@ def load_certified(folder: Path) -> tuple[Network, Certificate]:
         raise ValueError(f"expected a folder with certificate.json; got {folder}. Pass the folder of a run.")
     certificate = Certificate.of_folder(folder)
     if certificate is None:
-        raise ValueError(f"{folder} must hold certificate.json; got none. Run lipcert certify.")
+        raise ValueError(f"{folder} holds no certificate.json. Run lipcert certify first.")
     records = _certified_records(certificate, beside(folder, certificate.content["weights"]))
     return rebuild(records), certificate
 

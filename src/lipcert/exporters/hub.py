@@ -33,7 +33,7 @@ try:
     from huggingface_hub.errors import HFValidationError
 except ImportError:
     raise ImportError(
-        "the hub needs the package huggingface_hub; got none installed. Run pip install 'lipcert[export]'."
+        "the hub needs the package huggingface_hub, which is not installed. Run pip install 'lipcert[export]'."
     ) from None
 
 WEIGHTS = "model.safetensors"
@@ -76,7 +76,7 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         """
         target = Path(save_directory)
         if config not in (None, self._hub_mixin_config) or model_card_kwargs:
-            raise ValueError("config and card follow from the certificate; got other ones. Leave them out.")
+            raise ValueError("config and card follow from the certificate. Leave them out.")
         if (target / "run.json").exists() or target.resolve() == self.folder.resolve():
             raise ValueError(f"expected a folder of its own for the model; got {target}, in use. Choose another.")
         return super().save_pretrained(target, repo_id=repo_id, push_to_hub=push_to_hub, **push_to_hub_kwargs)

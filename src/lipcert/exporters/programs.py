@@ -30,7 +30,7 @@ def extra(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         raise ValueError(
-            f"this export needs the package {name}; got none installed. Run pip install 'lipcert[export]'."
+            f"this export needs the package {name}, which is not installed. Run pip install 'lipcert[export]'."
         ) from None
 
 

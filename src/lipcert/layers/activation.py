@@ -88,7 +88,9 @@ class Householder(_Grouped):
     ) -> None:
         super().__init__(2, dim)
         if positive_int("channels", channels) % 2:
-            raise ValueError(f"channels must be even, a θ per pair; got {channels}. Add a channel.")
+            raise ValueError(
+                f"channels must be even, because each pair has an angle; got {channels}. Add a channel."
+            )
         self.channels = channels
         self.theta = nn.Parameter(torch.full((channels // 2,), math.pi / 2, device=device, dtype=dtype))
 

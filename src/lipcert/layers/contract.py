@@ -125,7 +125,7 @@ def require_finite(module: nn.Module) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if tensor.is_meta:
             raise NotCertified(
-                f"{type(module).__name__}.{name} is on the meta device; got no values. Load weights."
+                f"{type(module).__name__}.{name} is on the meta device and has no values. Load weights."
             )
         if tensor.is_complex():
             raise NotCertified(f"{type(module).__name__}.{name} is complex. The proofs are about real numbers.")

@@ -251,8 +251,8 @@ class OnCircle(NonExpansive):
         image = tuple(size * self.stride for size in self.operator.image)
         if x.ndim not in (3, 4) or tuple(x.shape[-3:]) != (channels, *image):
             raise ValueError(
-                f"{type(self).__name__} expects (N, {channels}, {image[0]}, {image[1]}); got {tuple(x.shape)}. Its "
-                "image_size is part of it: build it for the images there are."
+                f"{type(self).__name__} expects (N, {channels}, {image[0]}, {image[1]}); got {tuple(x.shape)}. "
+                "Build the layer with the image_size of these inputs."
             )
         batch = at_least_float32(x if x.ndim == 4 else x[None])
         if self.stride == 1:

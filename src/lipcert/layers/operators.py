@@ -68,7 +68,7 @@ class Dense:
         if x.ndim < 1 or x.shape[-1] != self.inputs:
             raise ValueError(
                 f"{type(layer).__name__} expects (*, {self.inputs}); got {tuple(x.shape)}. Flatten images first, "
-                "or build the layer for the features there are."
+                "or build the layer for that number of features."
             )
 
     def output_columns(self, weight: Tensor) -> Columns:
@@ -194,7 +194,7 @@ class Conv:
             shape = ", ".join(["N", str(self.inputs), *{1: "L", 2: "HW", 3: "DHW"}[self.axes]])
             raise ValueError(
                 f"{name} expects ({shape}); got {tuple(x.shape)}. Put PadChannels before it, or build the layer "
-                "for the channels there are."
+                "for that number of channels."
             )
         if any(n + 2 * p <= r for n, p, r in zip(image, self.padding, self.reach, strict=True)):
             raise ValueError(

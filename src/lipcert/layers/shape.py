@@ -188,7 +188,7 @@ class Normalize(LipschitzLayer):
     def proved_constant(self) -> float:
         smallest = float(self.std.double().abs().min())
         if smallest == 0:
-            raise NotCertified("std must not be 0; got 0.0. Load the statistics of the training images.")
+            raise NotCertified("std must not be 0. Load the statistics of the training images.")
         return math.nextafter(1.0 / smallest, math.inf)
 
 
@@ -199,7 +199,7 @@ class Scale(LipschitzLayer):
         super().__init__()
         self.factor = finite("factor", factor, cure="Pass the constant K you want.")
         if factor == 0:
-            raise ValueError("factor must not be 0; got 0. Pass the constant K you want.")
+            raise ValueError("factor must not be 0. Pass the constant K you want.")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x

@@ -84,7 +84,7 @@ def from_published(
         raise _foreign(f"{features} features, not a square image of {shape[1]} channels")
     if mean is None and (size, classes) not in MEANS:
         raise ValueError(
-            f"the mean shift must be given for {size}×{size} images and {classes} classes; got none. "
+            f"the mean of {size}×{size} images with {classes} classes is not known. "
             "Pass --mean with the values of the training, or --mean 0 0 0 for none."
         )
     spec = ModelSpec(

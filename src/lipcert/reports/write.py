@@ -63,7 +63,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
             RunFolder(path).require()  # says what is wrong
         folders += here
     if not folders:
-        raise ValueError("expected at least one run folder, got none. Name one: lipcert report RUN.")
+        raise ValueError("Name at least one run folder: lipcert report RUN.")
     return folders
 
 

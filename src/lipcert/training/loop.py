@@ -333,7 +333,7 @@ def _board(folder: Path | None) -> Any:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had at once, since the program began; 0 where nobody counts it."""
+    """The most memory that this process has had at once; 0 where the platform does not count it."""
     status = Path("/proc/self/status")
     if status.is_file():  # Linux: getrusage would count the process that started this one too
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()

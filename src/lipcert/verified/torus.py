@@ -1,4 +1,4 @@
-"""Proved bounds for a circular convolution that is stored in a basis of waves: A = TᵀBT.
+"""Proved bounds for a circular convolution that is stored in a Fourier basis: A = TᵀBT.
 
 T is x ↦ RxCᵀ on each channel of an image, R (2h, H) and C (2w, W). B has one block (4n, 4m) for each of the h·w
 pairs of two rows of R and two rows of C, its entries in the order (row, column, channel). R and C are near

@@ -1,0 +1,35 @@
+"""Every link of a page leads to a file of the repository, and every anchor to a heading in it."""
+
+import re
+
+import pytest
+
+from paths import ROOT
+
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "results/*.md", "examples/*.ipynb") for path in ROOT.glob(pattern)
+)
+
+
+def anchors(text):
+    """What GitHub and MyST make of the headings, and the labels of MyST."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    names = re.findall(r"^\((\S+)\)=$", text, re.M)
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        plain = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).strip().lower()
+        names.append(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return {re.sub(r"-+", "-", name) for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        path = (page.parent / place).resolve() if place else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor and path.suffix == ".md":
+            found = anchors(path.read_text(encoding="utf-8"))
+            assert re.sub(r"-+", "-", anchor) in found, f"{page.name} links to {target}"
