@@ -1,9 +1,10 @@
-"""Every link of a page leads to a file of the repository, and every anchor to a heading in it."""
+"""Every link leads to a file of the repository, every anchor to a heading in it, and all files name one version."""
 
 import re
 
 import pytest
 
+import lipcert
 from paths import ROOT
 
 PAGES = sorted(
@@ -33,3 +34,10 @@ def test_links_lead_somewhere(page):
         if anchor and path.suffix == ".md":
             found = anchors(path.read_text(encoding="utf-8"))
             assert re.sub(r"-+", "-", anchor) in found, f"{page.name} links to {target}"
+
+
+def test_one_version_everywhere():
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)[1]
+    assert version == lipcert.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").startswith(f"# Changelog\n\n## {version}")
