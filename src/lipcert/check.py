@@ -422,16 +422,12 @@ def phases_shape(kernel: Shape, stride: Shape) -> Shape:
 
 def phases(kernel: Array, stride: Shape) -> Array:
     """Stride s on c channels is stride 1 on the c·Πs channels of the polyphase components."""
-    if max(stride, default=1) == 1:
-        return kernel
-    groups, n, c, *sides = kernel.shape
-    stride = tuple(map(min, stride, sides))
-    counts, axes = phases_shape(kernel.shape, stride)[3:], len(sides)
-    ends = [(0, k * s - side) for k, s, side in zip(counts, stride, sides, strict=True)]
-    padded = np.pad(kernel, [(0, 0), (0, 0), (0, 0), *ends])
-    padded = padded.reshape(groups, n, c, *itertools.chain(*zip(counts, stride, strict=True)))
-    padded = padded.transpose(0, 1, 2, *range(4, 3 + 2 * axes, 2), *range(3, 3 + 2 * axes, 2))
-    return padded.reshape(groups, n, -1, *counts)
+    shape, steps = phases_shape(kernel.shape, stride), tuple(map(min, stride, kernel.shape[3:]))
+    split, every = np.zeros((*kernel.shape[:3], *steps, *shape[3:])), (slice(None),) * 3
+    for phase in np.ndindex(*steps):
+        part = kernel[(*every, *(slice(first, None, step) for first, step in zip(phase, steps, strict=True)))]
+        split[(*every, *phase, *map(slice, part.shape[3:]))] = part
+    return split.reshape(shape)
 
 
 def absolute_norm(kernel: Array) -> float:
@@ -520,25 +516,46 @@ def eigenvalue_work(batch: int, n: int, m: int) -> int:
     return batch * (2**17 + small**2 * (large + 4 * small + eigenvalues + 2**10) + MOVE * small * large)
 
 
-def symbol_work(shape: Shape, frequencies: int, order: int) -> int:
-    # Work of a symbol at that number of frequencies, in units of 1/order, for a kernel of that shape.
+class Grid(NamedTuple):
+    """The frequencies (j₁·steps₁, …)/order, j < counts, and the work of bounding a symbol there."""
+
+    counts: Shape
+    steps: Shape
+    order: int
+    missed: int  # at least what lies between the frequencies, as a share of a circle: 1/missed. 0: nothing
+    work: int
+
+
+def grids(shape: Shape, torus: Shape | None) -> Iterator[Grid]:
+    """The grids that may prove the norm of a kernel of that shape, from coarse to fine; none if it is too large.
+
+    A circular image has its own frequencies alone, which are taken unless there are too many.
+    """
     groups, n, c, *sides = shape
     taps = math.prod(sides)
-    symbols = groups * n * c * (2 * taps + 16 * MOVE) + 2 * MOVE * taps
-    return frequencies * symbols + eigenvalue_work(frequencies * groups, 2 * n, 2 * c) + ANGLE * order
+
+    def grid(sizes: Sequence[int], steps: Sequence[int], order: int, missed: int) -> Grid:
+        counts = (*sizes[:-1], sizes[-1] // 2 + 1)  # those of a real kernel come in conjugate pairs
+        symbols = math.prod(counts) * (groups * n * c * (2 * taps + 16 * MOVE) + 2 * MOVE * taps)
+        eigenvalues = eigenvalue_work(math.prod(counts) * groups, 2 * n, 2 * c)
+        return Grid(counts, tuple(steps), order, missed, symbols + eigenvalues + ANGLE * max(order, missed))
+
+    if torus is not None and math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36:
+        period = math.lcm(*torus)
+        yield grid(torus, [period // size for size in torus], period, 0)
+        return
+    order = 2 ** max(2, (4 * max(sides) - 1).bit_length())  # at least four times the side of the kernel
+    while order <= FINEST:
+        # An axis with one tap needs one frequency.
+        yield grid([order if k > 1 else 1 for k in sides], [1] * len(sides), order, 4 * order)
+        order *= 2
 
 
 def norm_work(shape: Shape, torus: Shape | None) -> int:
-    # Work of ``norm_squared`` at least: without finer grids.
-    groups, n, c, *sides = shape
-    if math.prod(sides) == 1:
-        return eigenvalue_work(groups, n, c)
-    if torus is not None and few_frequencies(shape, torus):
-        return symbol_work(shape, math.prod(half(torus)), math.lcm(*torus))
-    order = coarsest(sides)
-    if order > FINEST:  # there is no proof
-        return 0
-    return symbol_work(shape, math.prod(grid(sides, order)), 4 * order)
+    # Work of ``norm_squared`` at least: without finer grids. If there is none, there is no proof.
+    if math.prod(shape[3:]) == 1:
+        return eigenvalue_work(*shape[:3])
+    return next((grid.work for grid in grids(shape, torus)), 0)
 
 
 def row_sums_work(shape: Shape, stride: Shape) -> int:
@@ -546,28 +563,6 @@ def row_sums_work(shape: Shape, stride: Shape) -> int:
     lags = math.prod(2 * -(-k // s) - 1 for k, s in zip(sides, stride, strict=True)) // 2 + 1
     terms = c * math.prod(sides)
     return lags * groups * n * (n * terms + MOVE * (4 * n + 2 * terms))
-
-
-def half(sizes: Sequence[int]) -> Shape:
-    # The frequencies of each axis that are needed: those of a real kernel come in conjugate pairs.
-    return (*sizes[:-1], sizes[-1] // 2 + 1)
-
-
-def grid(sides: Sequence[int], order: int) -> Shape:
-    # The frequencies of each axis in a grid of that order; an axis with one tap needs one.
-    *first, last = sides
-    return (*(order if k > 1 else 1 for k in first), order // 2 + 1 if last > 1 else 1)
-
-
-def few_frequencies(shape: Shape, torus: Shape) -> bool:
-    # Whether a circular image has so few frequencies that the symbol is taken at each of them.
-    groups, n, c, *_ = shape
-    return math.lcm(*torus) <= 2**14 and math.prod(torus) * groups * min(n, c) * n * c <= 2**36
-
-
-def coarsest(sides: Sequence[int]) -> int:
-    # The coarsest grid of frequencies: a power of 2, at least four times the side of the kernel.
-    return 2 ** max(2, (4 * max(sides) - 1).bit_length())
 
 
 def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget: Budget | None = None) -> float:
@@ -598,39 +593,29 @@ def norm_squared(kernel: Array, goal: float, torus: Shape | None = None, budget:
     if taps == 1:
         spend(norm_work(kernel.shape, torus))
         return proved(kernel.reshape(groups, n, c), 1.0) * 4.0**power
-    best, order, positions = math.inf, coarsest(sides), np.indices(sides).reshape(len(sides), -1)
-
-    def worst_of(counts: Shape, steps: Sequence[int], order: int, shrink: float) -> float:
-        # The norm at all frequencies (j₁·steps₁, …)/order, j < counts.
-        worst = 0.0
-        for part in chunks(math.prod(counts), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
-            indices = np.stack(np.unravel_index(np.arange(part.start, part.stop), counts), axis=1)
-            angle = (indices * np.array(steps)) @ positions % order  # (part, taps), exact
-            real, imaginary = (flat_taps(kernel) @ wave[angle].T for wave in circle(order))  # (groups, n, c, part)
-            matrix = np.concatenate(
-                [np.concatenate([real, -imaginary], axis=2), np.concatenate([imaginary, real], axis=2)], axis=1
-            )
-            matrix = np.ascontiguousarray(matrix.transpose(3, 0, 1, 2)).reshape(-1, 2 * n, 2 * c)
-            here = proved(matrix, shrink)
+    best, positions = math.inf, np.indices(sides).reshape(len(sides), -1)
+    for grid in grids(kernel.shape, torus):
+        if best < math.inf and math.prod(grid.counts) * groups * min(n, c) * n * c > 2**35:
+            break
+        spend(grid.work)
+        shrink, worst = 1.0, 0.0
+        if grid.missed:
+            shrink = math.prod(float(circle(grid.missed)[0][k - 1]) - 2 * U for k in sides) ** 2
+        for part in chunks(math.prod(grid.counts), max(1, ROOM // (16 * groups * n * c + 4 * taps))):
+            indices = np.stack(np.unravel_index(np.arange(part.start, part.stop), grid.counts), axis=1)
+            angle = (indices * np.array(grid.steps)) @ positions % grid.order  # (part, taps), exact
+            real, imaginary = (
+                flat_taps(kernel) @ wave[angle].T for wave in circle(grid.order)
+            )  # (groups, n, c, part)
+            left, right = np.concatenate([real, imaginary], axis=1), np.concatenate([-imaginary, real], axis=1)
+            matrix = np.concatenate([left, right], axis=2)  # [[Re, −Im], [Im, Re]]
+            here = proved(np.ascontiguousarray(matrix.transpose(3, 0, 1, 2)).reshape(-1, 2 * n, 2 * c), shrink)
             worst = here if not here <= worst else worst
             if not worst <= best:
                 break
-        return worst
-
-    if torus is not None and few_frequencies(kernel.shape, torus):
-        spend(norm_work(kernel.shape, torus))
-        period = math.lcm(*torus)
-        return worst_of(half(torus), [period // size for size in torus], period, 1.0) * 4.0**power
-    while order <= FINEST:
-        counts = grid(sides, order)
-        if best < math.inf and math.prod(counts) * groups * min(n, c) * n * c > 2**35:
-            break
-        spend(symbol_work(kernel.shape, math.prod(counts), 4 * order))
-        shrink = math.prod(float(circle(4 * order)[0][k - 1]) - 2 * U for k in sides) ** 2
-        best = min(best, worst_of(counts, [1] * len(sides), order, shrink))
+        best = min(best, worst)
         if best <= goal or best * shrink > goal * (1 + 1e-6 if min(n, c) <= 64 else 1.5):  # no finer grid can help
             break
-        order *= 2
     return best * 4.0**power
 
 
@@ -696,10 +681,11 @@ class Node:
 
     def tensor(self, key: str, wanted: Shape | None = None) -> Shape:
         # The shape of the tensor that a field names, unless that is null. It counts the work of converting it.
-        if self.fields[key] is None:
+        name = self.fields.get(key)
+        if name is None:
             return ()
-        self.require(self.fields[key] in self.tensors, f"{key} is a tensor that does not exist")
-        tensor = self.tensors[self.fields[key]]
+        self.require(name in self.tensors, f"{key} is a tensor that does not exist")
+        tensor = self.tensors[name]
         shape, tensor.used = tensor.stored.shape, True
         self.require(wanted in (None, shape), f"{key}: {tensor.label} has shape {shape}, needs {wanted}")
         self.prepare += 8 * MOVE * math.prod(shape)
@@ -1079,7 +1065,7 @@ class Combination(Node):
 class Convolution:
     """Wᵀ and its adjoint W, tap by tap: y[o] = Σ_t K[t] x[s·o + d·t − before], on as many axes as there are taps.
 
-    A dense operator has no taps, and every axis but the first is a position.
+    A matrix has one tap: every axis but the first is a position.
 
     With s' = s/gcd(s, d) two taps t and t' read the same input only if t − t' is a multiple of s'. For the norm,
     stride and dilation are what stride s' alone is: see docs/certificate.md.
@@ -1089,32 +1075,36 @@ class Convolution:
     more, stretch, absolute, prepare = 0, 1.0, 1.0, 0
 
     def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
-        fields, (channels, *sizes), axes = node.fields, image, len(weight) - 2
-        spatial = axes == len(sizes) and axes in (1, 2, 3) if "stride" in fields else axes == 0
-        node.require(spatial, f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes")
+        fields, (channels, *sizes), axes = node.fields, image, len(image) - 1
+        ones, spatial = (1,) * axes, "stride" in fields
+        steps, dilation = (fields.get(key, ones) for key in ("stride", "dilation"))
+        pads, weight = fields.get("padding", ((0, 0),) * axes), weight if spatial else (*weight, *ones)
+        node.require(
+            len(weight) == 2 + axes and (0 < axes <= 3 or not spatial),
+            f"weight {weight} on an input {image}; there are 1, 2 or 3 spatial axes",
+        )
+        node.require(
+            len(steps) == len(dilation) == len(pads) == axes, f"stride, dilation and padding need {axes} entries"
+        )
         groups, (n, c, *sides) = fields["groups"], weight
         node.require(
             n % groups == 0 and c * groups == channels, f"weight {weight} in {groups} groups on {channels} channels"
         )
         node.require(max(sides, default=1) <= KERNEL, f"kernels have sides of at most {KERNEL}")
-        pads, steps, dilation = (fields.get(key, ()) for key in ("padding", "stride", "dilation"))
-        node.require(
-            len(pads) == len(steps) == len(dilation) == axes, f"padding, stride and dilation need {axes} entries"
-        )
-        self.padded = tuple(size + sum(pad) for size, pad in zip(sizes, pads, strict=True)) if axes else image[1:]
+        self.padded = tuple(size + sum(pad) for size, pad in zip(sizes, pads, strict=True))
         node.budget.numbers((channels, *self.padded), node.where)
         spans = [d * (k - 1) + 1 for k, d in zip(sides, dilation, strict=True)]
         node.require(all(map(operator.ge, self.padded, spans)), "the kernel is larger than the image")
         # With more padding a circular image would have more outputs than strides.
-        rows = zip(pads, spans, sizes, steps, strict=False)
+        rows = zip(pads, spans, sizes, steps, strict=True)
         fits = all(p[0] == p[1] <= size and 2 * p[0] < span and size % s == 0 for p, span, size, s in rows)
         self.circular = fields.get("padding_mode") == "circular"
         node.require(
             fits or not self.circular,
             "circular needs equal padding of at most d(k-1)/2, and a stride that divides the image",
         )
-        strided = ((size - span) // s + 1 for size, span, s in zip(self.padded, spans, steps, strict=False))
-        self.out = tuple(strided) if axes else image[1:]
+        rests = map(operator.sub, self.padded, spans)
+        self.out = tuple(rest // s + 1 for rest, s in zip(rests, steps, strict=True))
         own = self.circular and max(dilation) == 1
         self.torus = tuple(size // s for size, s in zip(sizes, steps, strict=True)) if own else None
         self.image, self.hidden, self.kernel = image, (n, *self.out), (groups, n // groups, c, *sides)
@@ -1132,13 +1122,12 @@ class Convolution:
         taps = np.ascontiguousarray(np.moveaxis(self.weight, (0, 1, 2), (-3, -2, -1)))  # for this batch: not kept
         for tap in np.ndindex(taps.shape[:-3]):
             starts = tuple(map(operator.mul, tap, self.dilation))
-            rows = zip(starts, self.steps, self.out, strict=False)
+            rows = zip(starts, self.steps, self.out, strict=True)
             yield taps[tap], (..., *(slice(start, start + s * (size - 1) + 1, s) for start, s, size in rows))
 
     def forward(self, x: Array) -> Array:
         (groups, n, c), batch = self.kernel[:3], len(x)
-        if self.pads:
-            x = np.pad(x, [(0, 0), (0, 0), *self.pads], mode="wrap" if self.circular else "constant")
+        x = np.pad(x, [(0, 0), (0, 0), *self.pads], mode="wrap" if self.circular else "constant")
         # The batch stands beside the positions: each tap is one product of large matrices.
         x = x.swapaxes(0, 1).reshape(groups, c, batch, *self.padded)
         y = np.zeros((groups, n, batch * math.prod(self.out)))
@@ -1277,11 +1266,13 @@ class Residual(Affine):
         self.shape, activation, n = self.source, self.fields["activation"], self.hidden[0]
         self.parameters, self.sigma = ACTIVATIONS[activation]
         self.function, self.assumed = FUNCTIONS[activation], activation if self.sigma == SMOOTH else None
-        self.tensor("gamma", (n,))
         self.witness = self.fields.get("witness")
-        if self.witness is not None:
-            self.tensor("witness", (n,))
-            self.require(self.tensors[self.witness].stored.dtype == np.float64, "the witness must be float64")
+        for key in ("gamma", "witness"):
+            self.tensor(key, (n,))
+        self.require(
+            self.witness is None or self.tensors[self.witness].stored.dtype == np.float64,
+            "the witness must be float64",
+        )
         # Row sums need the overlaps of all pairs of filters in one matrix.
         self.by_rows = self.witness is not None and n * self.map.kernel[1] <= ENTRIES
         if self.by_rows:
