@@ -29,6 +29,7 @@ from certificates import (
     ZERO,
     Draft,
     U,
+    build_all,
     conv_matrix,
     draft_of,
     float32_below,
@@ -702,9 +703,9 @@ def meaning(folder):
 
 def values(folder):
     """What the network in the folder computes at some points, by the checker."""
-    certificate = checker.read(folder / "certificate.json")
+    certificate = checker.read(folder / "certificate.json", checker.Budget())
     x = 3 * np.random.default_rng(0).standard_normal((20, *certificate.top["input_shape"]))
-    return checker.forward(checker.build_all(certificate), x, np.zeros(20), checker.FLOAT64)[0]
+    return checker.forward(build_all(certificate), x, np.zeros(20), checker.FLOAT64)[0]
 
 
 def assert_not_more(folder, original):
@@ -872,8 +873,8 @@ def test_the_radius_of_an_affine_network_is_exact(tmp_path):
 def test_the_error_bound_holds_and_is_that_of_the_format(kind, tmp_path):
     """err ≥ ‖float64 − extended precision‖ and the like for float32; and err agrees with the table in the page."""
     draft = draft_of(kind)
-    certificate = checker.read(draft.save(tmp_path / "c"))
-    nodes, x = checker.build_all(certificate), certificate.inputs(range(12))
+    certificate = checker.read(draft.save(tmp_path / "c"), checker.Budget())
+    nodes, x = build_all(certificate), certificate.inputs(range(12))
     exact = draft.run(x, np.longdouble)
     for count in range(1, len(nodes) + 1):
         value, err, z = checker.forward(nodes[:count], x, np.zeros(12), checker.FLOAT64)
@@ -896,8 +897,8 @@ def test_the_error_bound_holds_and_is_that_of_the_format(kind, tmp_path):
 def test_the_error_bound_holds_everywhere_in_the_ball(kind, tmp_path):
     """The trap of uniformity: a bound at x says nothing of x', whose values and errors may be far larger."""
     draft = draft_of(kind)
-    certificate = checker.read(draft.save(tmp_path / "c"))
-    nodes, x = checker.build_all(certificate), certificate.inputs(range(12))
+    certificate = checker.read(draft.save(tmp_path / "c"), checker.Budget())
+    nodes, x = build_all(certificate), certificate.inputs(range(12))
     for radius in (1e-3, 1e6):
         step = np.random.default_rng(0).standard_normal(x.shape)
         size = np.linalg.norm(step.reshape(12, -1), axis=1).reshape(-1, *[1] * (x.ndim - 1))
@@ -913,7 +914,7 @@ def test_the_error_bound_holds_everywhere_in_the_ball(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["sll", "conv", "reflected"])
 def test_a_convolution_and_its_adjoint_are_the_explicit_matrix(kind, tmp_path):
     draft = draft_of(kind)
-    nodes = checker.build_all(checker.read(draft.save(tmp_path / "c")))
+    nodes = build_all(checker.read(draft.save(tmp_path / "c"), checker.Budget()))
     rng = np.random.default_rng(0)
     for node, explicit in zip(nodes, draft.explicit, strict=True):
         if "conv" in node.op:

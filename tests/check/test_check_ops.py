@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from certificates import ONE, Builder, conv_matrix, overlaps, spectral_norm, symbol_norm, verdict
+from certificates import ONE, Builder, build_all, conv_matrix, overlaps, spectral_norm, symbol_norm, verdict
 from full import full
 from lipcert import check as checker
 from lipcert.verified.convolution import conv_norm_bound
@@ -890,7 +890,7 @@ def test_each_field_replaced_is_refused_or_a_smaller_claim(name, tmp_path):
             except checker.Malformed:
                 continue
             if report.ok and nasty != top["nodes"][0][key]:
-                nodes = checker.build_all(checker.read(path))
+                nodes = build_all(checker.read(path, checker.Budget()))
                 result = checker.forward(nodes, x, np.zeros(4), checker.FLOAT64)[0]
                 _, err, _ = checker.forward(original, x, np.zeros(4), checker.FLOAT32)
                 assert np.linalg.norm(result[:2] - value[:2]) <= 2 * err[:2].sum() + 1e-9
