@@ -10,14 +10,13 @@ from typing import Any
 
 import altair as alt
 
-from lipcert.reports.report import Layer, Report, RunReport
+from lipcert.reports.report import Report, RunReport
 from lipcert.reports.tables import DataTable
 from lipcert.reports.theme import light, run_style
-from lipcert.reports.verdict import constant, percent, short
+from lipcert.reports.verdict import percent, short
 
 NARROW = 480  # below this width panels stand on top of each other instead of side by side
-MOST_DOTS = 60  # epochs with a marker each; in longer trainings only the last one has a marker
-MOST_LAYERS = 24  # small panels per run; the table has every layer
+MOST_DOTS = 60  # epochs with a marker
 MOST_ROWS = 15  # of a table of numbers
 
 Row = Mapping[str, Any]
@@ -44,9 +43,6 @@ def figures(report: Report) -> Iterator[Figure]:
         yield _radii(report)
     if any((row.get("loss") or 0) > 0 for run in report.runs for row in run.training):
         yield _training(report)
-    if any(layer.share_estimate is not None for run in report.runs for layer in run.layers):
-        yield _tightness(report)
-    yield from (_spectra(position, run) for position, run in enumerate(report.runs))
 
 
 # --- Certified accuracy ---
@@ -62,6 +58,10 @@ def _certified(report: Report) -> Figure:
     points = [
         {"run": run.name, "position": position, "radius": row.radius}
         | {"attacked": 100 * row.attacked, "certified": 100 * row.certified}
+        | {
+            "tip": f"{run.name}, {row.eps}, attacked images: {percent(row.certified)} are certified, "
+            f"{percent(row.attacked)} survived"
+        }
         for position, run in enumerate(runs)
         for row in run.attacked
         if row.radius <= largest
@@ -69,9 +69,9 @@ def _certified(report: Report) -> Figure:
     marks = [{"radius": entry.radius, "eps": entry.eps} for entry in report.radii if entry.radius <= largest]
 
     def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
-        x = _radius_axis("radius", "L2 radius of the perturbation", largest, width)
+        x = _radius_axis("radius", "L2 radius of the change", largest, width)
         color, dash = _color_and_dash(report, width, on_page)
-        names = _chart(_spread(marks, 52 * largest / width)).mark_text(
+        names = _chart(_spread(marks, width / largest)).mark_text(
             baseline="bottom", dy=-4, fontSize=11, color=light("muted")
         )
         curves = _chart(lines).mark_line(strokeWidth=2.2)
@@ -83,6 +83,7 @@ def _certified(report: Report) -> Figure:
         if points:
             stems = _chart(points).mark_rule(strokeWidth=1.4)
             layers.append(stems.encode(x=x, y="certified:Q", y2="attacked:Q", color=color))
+            layers += _markers(points, x, alt.Y("certified:Q"), size=40, filled=False)
             layers += _markers(points, x, alt.Y("attacked:Q"), size=70)
         if on_page:
             cursor = _chart([{"radius": 36 / 255}], name="cursor")
@@ -91,13 +92,14 @@ def _certified(report: Report) -> Figure:
 
     starts = ", ".join(f"{100 * run.natural:.1f} % for {run.name}" for run in runs if run.natural is not None)
     caption = (
-        "Each line shows the share of test images that are proved to be classified correctly everywhere within the "
-        f"radius. Without perturbation the accuracy is {starts}."
+        "Each line shows the share of test images that are certified: classified correctly, and with the same "
+        f"answer everywhere within the radius. Unchanged, the accuracy is {starts}."
     )
     if points:
         caption += (
-            " A marker shows the accuracy under attack. The stem below it reaches down to what is certified of the "
-            "same images; their true robust accuracy lies on the stem."
+            " A filled marker shows the accuracy under attack, of the images that were attacked. The open marker "
+            "below it shows what is certified of the same images. Their true robust accuracy lies on the stem "
+            "between the two."
         )
     return Figure("certified", "Certified accuracy by radius", caption, draw, _curve_table(report))
 
@@ -112,11 +114,12 @@ def _corners(curve: Sequence[float]) -> list[tuple[int, float]]:
     ]
 
 
-def _spread(marks: Sequence[Row], least: float) -> list[Row]:
-    """The radii whose names fit beside each other, from the left."""
+def _spread(marks: Sequence[Row], scale: float) -> list[Row]:
+    """The radii whose names fit beside each other, from the left; ``scale`` is in pixels."""
     chosen: list[Row] = []
     for mark in marks:
-        if not chosen or mark["radius"] - chosen[-1]["radius"] > least:
+        letters = len(mark["eps"] + chosen[-1]["eps"]) if chosen else 0
+        if not chosen or (mark["radius"] - chosen[-1]["radius"]) * scale > 3.2 * letters + 8:
             chosen.append(mark)
     return chosen
 
@@ -125,7 +128,7 @@ def _curve_table(report: Report) -> DataTable:
     steps = round(report.largest_radius * 255)
     usual = {step for step in (36, 72, 108, 255) if step <= steps}
     rows = [
-        [f"{step}/255 = {step / 255:.3f}"]
+        [f"{step}/255 ≈ {short(step / 255)}"]
         + [percent(run.curve[step] if run.curve else None, 2) for run in report.runs]
         for step in sorted({*range(0, steps + 1, -(-steps // MOST_ROWS)), *usual})
     ]
@@ -157,12 +160,14 @@ def _bars(position: int, run: RunReport, width: int) -> Any:
     bins = run.histogram
     rows = [
         {"low": i * bins.width, "high": (i + 1) * bins.width, "share": 100 * share, "zero": 0}
+        | {"tip": f"{run.name}: {percent(share)} of the images have a radius from {_bin(bins.width, i)}"}
         for i, share in enumerate(bins.shares)
     ]
-    x = _radius_axis("low", None, bins.width * len(rows), width)
+    x = _radius_axis("low", "certified radius", bins.width * len(rows), width)
     look: dict[str, Any] = {"binSpacing": 0, "stroke": light("surface"), "strokeWidth": 1}
-    bars = _chart(rows).mark_bar(color=run_style(position).light, **look)
-    layers = [bars.encode(x=x, x2="high:Q", y=_percent_axis("share", zero=True), y2="zero:Q")]
+    bars = _chart(rows).mark_bar(color=run_style(position).light, aria=True, **look)
+    y = _percent_axis("share", zero=True)
+    layers = [bars.encode(x=x, x2="high:Q", y=y, y2="zero:Q", description="tip:N")]
     if run.median_radius is not None:
         median = _chart([{"low": run.median_radius, "text": f"median {short(run.median_radius)}"}])
         text = median.mark_text(align="left", baseline="bottom", dx=5, dy=-3, fontSize=11, color=light("ink"))
@@ -173,12 +178,15 @@ def _bars(position: int, run: RunReport, width: int) -> Any:
     return alt.layer(*layers).properties(width=width, height=110, title=title)
 
 
+def _bin(width: float, position: int) -> str:
+    return f"{position * width:.3g} to {(position + 1) * width:.3g}"
+
+
 def _histogram_table(report: Report) -> DataTable:
     shown = [(run.name, run.histogram) for run in report.runs if run.histogram]
     bins = shown[0][1]  # all have the same
     rows = [
-        [f"{i * bins.width:.3g} to {(i + 1) * bins.width:.3g}", *(percent(each.shares[i], 2) for _, each in shown)]
-        for i in range(len(bins.shares))
+        [_bin(bins.width, i), *(percent(each.shares[i], 2) for _, each in shown)] for i in range(len(bins.shares))
     ]
     rows.append(["beyond", *(percent(each.beyond, 2) for _, each in shown)])
     rows.append(["wrong answer", *(percent(each.wrong, 2) for _, each in shown)])
@@ -194,10 +202,14 @@ def _training(report: Report) -> Figure:
         for position, run in enumerate(report.runs)
         for row in run.training
     ]
-    losses = [{**row, "value": row["loss"]} for row in rows if (row.get("loss") or 0) > 0]
-    last_epochs = list({row["run"]: row for row in losses}.values())
+    losses = [
+        {**row, "value": row["loss"], "tip": f"{row['run']}, epoch {row['epoch']}: loss {row['loss']:.4g}"}
+        for row in rows
+        if (row.get("loss") or 0) > 0
+    ]
     shares = [
         {**row, "value": 100 * row[key], "series": series}
+        | {"tip": f"{row['run']}, epoch {row['epoch']}: {percent(row[key])} {series}"}
         for row in rows
         for key, series in (("natural", "natural"), ("certified 36/255", "certified"))
         if row.get(key) is not None
@@ -212,22 +224,31 @@ def _training(report: Report) -> Figure:
         x = alt.X("epoch:Q", title="epoch", axis=ticks, scale=domain)
         y = _loss_axis([row["value"] for row in losses])
         line = _chart(losses).mark_line(strokeWidth=2).encode(x=x, y=y, color=color, strokeDash=dash)
-        layers = [line, *_markers(last_epochs if last > MOST_DOTS else losses, x, y, size=32)]
+        layers = [line, *_markers(_thinned(losses, last), x, y, size=32)]
         charts = [alt.layer(*layers).properties(**size, title="Training loss, logarithmic scale")]
         if shares:
             y = _percent_axis("value")
             line = _chart(shares).mark_line(strokeWidth=2)
             layers = [line.encode(x=x, y=y, detail="series:N", color=color, strokeDash=dash)]
             for series, filled in (("natural", True), ("certified", False)):
-                layers += _markers([r for r in shares if r["series"] == series], x, y, size=60, filled=filled)
+                measured = [row for row in _thinned(shares, last) if row["series"] == series]
+                layers += _markers(measured, x, y, size=60, filled=filled)
             charts.append(alt.layer(*layers).properties(**size, title="Accuracy: ● natural, ○ certified 36/255"))
-        return alt.hconcat(*charts, spacing=30) if side_by_side else alt.vconcat(*charts, spacing=22)
+        if side_by_side:
+            return alt.hconcat(*charts, spacing=64, bounds="flush")
+        return alt.vconcat(*charts, spacing=22)
 
     caption = (
         "The mean loss of each epoch, and the accuracies that were measured during training: in float32, without "
         "an allowance for rounding."
     )
     return Figure("training", "Training", caption, draw, _training_table(report))
+
+
+def _thinned(rows: Sequence[Row], last: int) -> list[Row]:
+    """The rows of at most MOST_DOTS epochs, counted back from the last one."""
+    step = math.ceil(last / MOST_DOTS)
+    return [row for row in rows if (last - row["epoch"]) % step == 0]
 
 
 def _loss_axis(values: list[float]) -> alt.Y:
@@ -252,118 +273,6 @@ def _training_table(report: Report) -> DataTable:
         for row in run.training[:: -max(1, -(-len(run.training) // MOST_ROWS))][::-1]
     ]
     return DataTable("Loss, natural and certified accuracy", ["run and epoch", "loss", *shares], rows)
-
-
-# --- Layers ---
-
-
-def _tightness(report: Report) -> Figure:
-    def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
-        shown = [[layer for layer in run.layers if layer.share_estimate is not None] for run in report.runs]
-        panels = (
-            _shares(position, run.name, layers, width)
-            for position, (run, layers) in enumerate(zip(report.runs, shown, strict=True))
-            if layers
-        )
-        return alt.vconcat(*panels, spacing=24).resolve_scale(x="independent")
-
-    caption = (
-        "Two estimates for each layer, from 0 to 1. ● is the share of the allowed squared norm that WT^(−½) "
-        "reaches: at 1, no smaller multiple of T would do. ○ is the mean of ‖w_i‖²/T_i: at 1, T equals WᵀW and the "
-        "columns of W are orthogonal. A layer without T needs an audit to know what is allowed."
-    )
-    return Figure("tightness", "How tight T is", caption, draw, None)
-
-
-def _shares(position: int, name: str, layers: Sequence[Layer], width: int) -> Any:
-    color = run_style(position).light
-    rows: list[dict[str, Any]] = [
-        {"layer": layer.name, "share": layer.share_estimate, "mean": layer.mean_share_estimate} for layer in layers
-    ]
-    labels = alt.Axis(labelAngle=0, labelOverlap="greedy", labelSeparation=6, ticks=False)
-    x = alt.X("layer:N", sort=None, title=None, axis=labels, scale=alt.Scale(paddingOuter=0.4))
-    domain = alt.Scale(domain=[0, max([1.04, *(row["share"] for row in rows)])], nice=False)
-    y = alt.Y("share:Q", title=None, scale=domain, axis=alt.Axis(values=[0, 0.5, 1]))
-    base = _chart(rows).encode(x=x)
-    lines = base.mark_rule(strokeWidth=2, color=color, opacity=0.45)
-    means = base.mark_point(size=84, opacity=1, color=color, fill=light("surface"), strokeWidth=1.8)
-    dots = base.mark_point(filled=True, size=38, opacity=1, color=color)  # on top: both are seen where they meet
-    marks = (lines.encode(y=y, y2="mean:Q"), means.encode(y=alt.Y("mean:Q")), dots.encode(y=y))
-    return alt.layer(*marks).properties(width=width, height=110, title=alt.TitleParams(name, limit=width))
-
-
-def _spectra(position: int, run: RunReport) -> Figure:
-    step = max(1, math.ceil(len(run.layers) / MOST_LAYERS))
-    shown = run.layers[::step]
-    top = max(1.0, *(layer.quantiles[0] / _scale(layer) for layer in shown))
-
-    def draw(width: int, on_page: bool) -> alt.TopLevelMixin:
-        columns = 6 if width > NARROW else 3
-        each = (width - 16 * (columns - 1)) // columns
-        charts = [
-            _spectrum(position, layer, each, top, first=i % columns == 0, last=i + columns >= len(shown))
-            for i, layer in enumerate(shown)
-        ]
-        return alt.concat(*charts, columns=columns, spacing=16)
-
-    grids = [layer.grid for layer in run.layers if layer.grid]
-    caption = (
-        "Singular values of WT^(−½) from the largest to the smallest; the proof says that none exceeds 1. Where a "
-        "layer has no T, they are divided by its proved constant, or by the largest of them before an audit. These "
-        "are estimates in float64 from the stored weights."
-        + (f" Convolutions are sampled at {min(grids)}×{min(grids)} frequencies or more." if grids else "")
-        + (f" {len(shown)} of {len(run.layers)} layers are drawn; the table has all." if step > 1 else "")
-    )
-    title = f"Singular values of {run.name}"
-    return Figure(f"spectra-{position + 1}", title, caption, draw, _layer_table(run))
-
-
-def _spectrum(position: int, layer: Layer, width: int, top: float, *, first: bool, last: bool) -> Any:
-    """One panel; labels stand at the left and below the lowest panels alone."""
-    color, parts = run_style(position).light, len(layer.quantiles) - 1
-    points = [
-        {"rank": 100 * rank / parts, "value": value / _scale(layer)} for rank, value in enumerate(layer.quantiles)
-    ]
-    x_axis = alt.Axis(values=[0, 100], labelExpr="datum.value + ' %'", labelFlush=True, labels=last)
-    y_axis, domain = alt.Axis(values=[0, 0.5, 1], labels=first), alt.Scale(domain=[0, top], nice=False)
-    base = _chart(points).encode(
-        x=alt.X("rank:Q", title=None, axis=x_axis), y=alt.Y("value:Q", title=None, scale=domain, axis=y_axis)
-    )
-    name = _chart([{"text": f"{layer.name} {'conv' if len(layer.shape) > 2 else 'dense'}"}]).encode(text="text:N")
-    label: dict[str, Any] = {
-        "align": "left",
-        "fontWeight": "bold",
-        "fontSize": 11,
-        "color": light("ink"),
-        "limit": width,
-    }
-    marks = (
-        base.mark_area(color=color, opacity=0.18),
-        base.mark_line(color=color, strokeWidth=1.8),
-        name.mark_text(x=0, y=-9, **label),
-    )
-    return alt.layer(*marks).properties(width=width, height=72)
-
-
-def _scale(layer: Layer) -> float:
-    """What the singular values of a layer are compared with."""
-    return layer.proved_upper or (1.0 if layer.kind == "residual" else layer.largest_estimate) or 1.0
-
-
-def _layer_table(run: RunReport) -> DataTable:
-    header = ["layer", "operation", "weight", "frequencies", "dead neurons", "largest singular value"]
-    header += ["share of the allowed", "mean ‖w‖²/T", "proved L"]
-    rows = [
-        [
-            *(layer.name, layer.op, "×".join(map(str, layer.shape))),
-            f"{layer.grid}×{layer.grid}" if layer.grid else "dense",
-            str(layer.dead_neurons),
-            *map(_number, (layer.largest_estimate, layer.share_estimate, layer.mean_share_estimate)),
-            constant(layer.proved_upper) if layer.proved_upper else "–",
-        ]
-        for layer in run.layers
-    ]
-    return DataTable(f"{run.name}: singular values (estimates) and proved constants", header, rows)
 
 
 def _number(value: float | None, digits: int = 6) -> str:
@@ -401,9 +310,9 @@ def _markers(rows: Sequence[Row], x: alt.X, y: alt.Y, *, size: int, filled: bool
     for position in sorted({row["position"] for row in rows}):
         style = run_style(position)
         chart = _chart([row for row in rows if row["position"] == position]).mark_point(
-            filled=filled, size=size, opacity=1, color=style.light, shape=style.shape, **edge
+            filled=filled, size=size, opacity=1, color=style.light, shape=style.shape, aria=True, **edge
         )
-        layers.append(chart.encode(x=x, y=y))
+        layers.append(chart.encode(x=x, y=y, description="tip:N"))
     return layers
 
 

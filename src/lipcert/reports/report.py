@@ -7,6 +7,7 @@ is interpolated.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,20 +21,25 @@ from lipcert.records import RADII, AttackRecord, AttackRow, AuditRecord
 from lipcert.reports.commands import commands, versions
 from lipcert.reports.pictures import TestImage, load_test_data, show_images
 from lipcert.reports.spectra import Spectrum, spectra_estimates
-from lipcert.reports.tables import decimals
-from lipcert.reports.verdict import Status, attack_name, status, verdict
+from lipcert.reports.verdict import (
+    CERTIFIED,
+    CLAIMS,
+    GUIDE,
+    Kind,
+    Status,
+    attack_name,
+    kind_of,
+    radius_meaning,
+    status,
+    verdict,
+)
 from lipcert.runs import Run
 
 FARTHEST = 8.0  # no curve is drawn beyond this radius: 2,040 points
 BINS = (0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.2, 0.25)
-CLAIM = (
-    "A test image with certified radius r keeps its class under every change of Euclidean (L2) norm up to r. This "
-    "holds in real arithmetic, and when the stored weights are evaluated in float64. Pixels have values in [0, 1]."
-)
 SUMMARY = (
-    "Accuracy in percent, by L2 radius. Certified accuracy is proved: the robust accuracy is at least that. "
-    "Accuracy under attack is evidence: the robust accuracy is at most that. Above the attacks stands what is "
-    "certified of the attacked images."
+    "Accuracy in percent, by L2 radius. The robust accuracy is at least what is certified. For the images that "
+    "were attacked, it is at most what survived the attack."
 )
 
 
@@ -53,7 +59,7 @@ class Radius(Part):
 class Accuracies(Part):
     """A line of the summary table: accuracies of the same images, unperturbed and within each radius."""
 
-    what: str  # "certified" or "under PGD"
+    what: str  # such as "certified" or "under PGD"
     proved: bool
     images: int
     natural: float | None
@@ -78,10 +84,28 @@ class Layer(Spectrum):
     mean_share_estimate: float | None  # mean over the neurons of ‖w‖²/T
 
 
+class ClassReport(Part):
+    """The test images of one class: which classes they are given, and how far the right answers are certified."""
+
+    name: str
+    images: int
+    correct: int
+    certified: tuple[float, ...]  # shares, one for each of Report.radii
+    median_radius: float | None  # of the correct answers
+    predictions: dict[str, int]  # how many images are given which class
+    levels: tuple[int, ...] = Field(exclude=True)  # of each correct answer, how many points of the curve it reaches
+
+    def within(self, step: int) -> int:
+        """How many correct answers have a radius above step/255."""
+        return sum(level > step for level in self.levels)
+
+
 class RunReport(Part):
     """What a report says of one run."""
 
     name: str
+    kind: Kind
+    claim: str  # what a radius of this run means
     folder: str  # as commands name it
     unfinished: str | None  # a sentence, where training did not end
     data: str | None
@@ -89,13 +113,16 @@ class RunReport(Part):
     architecture: dict[str, object]
     parameters: int
     images: int  # that were certified
+    inputs: str | None  # sha256 of these images
     test_images: int | None  # in the whole test set, where it is at hand
     status: Status
+    arithmetic: str | None  # of the certificate; None: there is none
     verdict: tuple[str, ...]
     accuracies: tuple[Accuracies, ...]  # what is certified comes first
     median_radius: float | None
     curve: tuple[float, ...]
     histogram: Histogram | None
+    classes: tuple[ClassReport, ...]
     training: tuple[dict[str, int | float | None], ...]
     audit: AuditRecord | None
     attacks: tuple[AttackRecord, ...]  # the strongest comes first
@@ -122,6 +149,10 @@ class RunReport(Part):
         """What the strongest attack found at each of its radii."""
         return self.attacks[0].rows if self.attacks else ()
 
+    def within(self, step: int) -> int:
+        """How many images are certified within step/255."""
+        return sum(each.within(step) for each in self.classes)
+
     def attacked_at(self, eps: str) -> AttackRow | None:
         return next((row for row in self.attacked if row.radius == RADII[eps]), None)
 
@@ -129,24 +160,15 @@ class RunReport(Part):
 class Report(Part):
     """The whole report."""
 
-    format: str = "lipcert-report-2"
-    claim: str = CLAIM
+    format: str = "lipcert-report-3"
+    notices: tuple[str, ...]  # what to know before comparing or trusting the numbers
+    guide: dict[str, str]  # how to read the report: term → explanation
     caption: str = SUMMARY
     radii: tuple[Radius, ...]
     curve_step: float = 1 / 255
     largest_radius: float  # where the curves end
     runs: tuple[RunReport, ...]
     made_with: dict[str, str] = Field(default_factory=versions)
-
-    def summary(self) -> tuple[list[str], list[list[str]]]:
-        """The summary table as text, in percent: a header and a line for each Accuracies of each run."""
-        header = ["run", "accuracy", "images", "natural", *(entry.eps for entry in self.radii)]
-        lines = [
-            [run.name, line.what, f"{line.images:,}"] + [decimals(share) for share in (line.natural, *line.shares)]
-            for run in self.runs
-            for line in run.accuracies
-        ]
-        return header, lines
 
 
 def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: None) -> Report:
@@ -166,15 +188,39 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
         show(done)
         run.check()
         parts.append(_describe_run(run, [entry.radius for entry in radii], steps))
-    return Report(radii=radii, largest_radius=steps / 255, runs=tuple(parts))
+    return Report(
+        notices=tuple(_notices(parts)),
+        guide={"Radius": radius_meaning(runs[0].spec.image_shape), **GUIDE},
+        radii=radii,
+        largest_radius=steps / 255,
+        runs=tuple(parts),
+    )
+
+
+def _notices(runs: Sequence[RunReport]) -> Iterator[str]:
+    for run in runs:
+        if run.unfinished:
+            yield f"{run.name} is unfinished: {run.unfinished}. Its numbers are about the weights at that step."
+    certified = [run for run in runs if run.images]
+    if len({run.inputs for run in certified}) > 1:
+        which = ", ".join(f"{run.name} on {run.images:,} images of {run.data}" for run in certified)
+        yield f"The runs were certified on different images: {which}. Compare their accuracies with care."
+    if len({run.kind for run in certified}) > 1:
+        yield (
+            "The runs have different guarantees. Certificates of some are proved; those of the runs marked as "
+            "probabilistic hold with high probability, for a smoothed classifier. Do not rank one kind against the "
+            "other."
+        )
 
 
 def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
-    data = load_test_data(run)
+    data, kind = load_test_data(run), kind_of(run)
     most, least, images_missing = show_images(run, data)
     right = run.radii[run.correct]
     return RunReport(
-        name=run.name,
+        name=run.name if kind == "deterministic" else f"{run.name} ({kind})",
+        kind=kind,
+        claim=CLAIMS[kind],
         folder=run.where,
         unfinished=run.unfinished,
         data=run.data,
@@ -182,13 +228,16 @@ def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
         architecture=run.architecture,
         parameters=sum(parameter.numel() for parameter in run.model().parameters()),
         images=len(run.radii),
+        inputs=run.certified_about.images if run.certified_about else None,
         test_images=data.count,
         status=status(run),
+        arithmetic=run.certificate.arithmetic if run.certificate else None,
         verdict=tuple(verdict(run, data.count)),
         accuracies=tuple(_accuracies(run, radii)),
         median_radius=float(np.median(right)) if len(right) else None,
         curve=tuple(float((run.radii > step / 255).mean()) for step in range(steps + 1)) if len(run.radii) else (),
         histogram=_histogram(run, steps / 255) if len(run.radii) else None,
+        classes=tuple(_classes(run, data.classes, radii, steps)),
         training=tuple({key: finite(value) for key, value in row.items()} for row in run.metrics),
         audit=run.audited,
         attacks=tuple(run.attacks),
@@ -221,19 +270,40 @@ def _frozen(run: Run) -> Network:
 
 def _accuracies(run: Run, radii: Sequence[float]) -> Iterator[Accuracies]:
     """What is certified; then what is certified of the attacked images, where these are others, and each attack."""
-    shares = tuple(run.certified(radius) for radius in radii)
-    yield Accuracies(what="certified", proved=True, images=len(run.radii), natural=run.natural, shares=shares)
+    shares, proof = tuple(run.certified(radius) for radius in radii), CERTIFIED[kind_of(run)]
+    yield Accuracies(what=proof, proved=True, images=len(run.radii), natural=run.natural, shares=shares)
     before: set[str] = set()
     for attack in run.attacks:
         about: dict[str, Any] = {"images": attack.examples, "natural": attack.rows[0].natural}
         if attack.examples != len(run.radii) and attack.images not in before:
             alike = [row for other in run.attacks if other.images == attack.images for row in other.rows]
             proved = {row.radius: row.certified for row in alike}
-            yield Accuracies(what="certified", proved=True, shares=tuple(map(proved.get, radii)), **about)
+            what = f"{proof}, attacked images"
+            yield Accuracies(what=what, proved=True, shares=tuple(map(proved.get, radii)), **about)
         before.add(attack.images)
         found = {row.radius: row.attacked for row in attack.rows}
         what = f"under {attack_name(attack)}"
         yield Accuracies(what=what, proved=False, shares=tuple(map(found.get, radii)), **about)
+
+
+def _classes(run: Run, names: tuple[str, ...], radii: Sequence[float], steps: int) -> Iterator[ClassReport]:
+    """One entry for each class that has test images."""
+    rows = run.examples or ()
+    title = {index: f"class {index}" for row in rows for index in (row.label, row.prediction)}
+    title |= {i: name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)}
+    grid = np.arange(steps + 1) / 255
+    for label in sorted({row.label for row in rows}):
+        given = Counter(row.prediction for row in rows if row.label == label)
+        right = np.array([row.radius for row in rows if row.label == row.prediction == label])
+        yield ClassReport(
+            name=title[label],
+            images=given.total(),
+            correct=given[label],
+            certified=tuple(float((right > radius).sum()) / given.total() for radius in radii),
+            median_radius=float(np.median(right)) if len(right) else None,
+            predictions={title[index]: count for index, count in sorted(given.items())},
+            levels=tuple(np.sort(np.searchsorted(grid, right)).tolist()),
+        )
 
 
 def _histogram(run: Run, largest: float) -> Histogram:

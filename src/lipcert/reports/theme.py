@@ -137,6 +137,8 @@ def themed_svg(svg: str, name: str, title: str, description: str) -> str:
                 element.set(key, variables.get(value.lower(), value))
             elif key == "id":
                 element.set(key, f"{name}-{value}")
+            elif key == "aria-label":  # only marks with a description have one: it is what the page shows on hover
+                element.set("data-tip", element.attrib.pop(key))
             elif key in ("font-family", "role") or key.startswith("aria-"):
                 del element.attrib[key]
             elif "url(#" in value:

@@ -16,8 +16,43 @@ from lipcert.records import AttackRecord
 from lipcert.reports.tables import decimals
 from lipcert.runs import Run
 
-Status = Literal["proved", "assumed", "not audited", "not certified", "refuted"]
+Kind = Literal["deterministic", "probabilistic"]
+Status = Literal["proved", "probabilistic", "assumed", "not audited", "not certified", "refuted"]
 ATTACKS = {"autoattack": "AutoAttack", "pgd": "PGD", "quick": "a quick attack"}
+CERTIFIED: dict[Kind, str] = {"deterministic": "certified", "probabilistic": "certified with high probability"}
+CLAIMS: dict[Kind, str] = {
+    "deterministic": (
+        "A test image with certified radius r keeps its class under every change of Euclidean (L2) norm up to r. "
+        "This holds in real arithmetic, and when the stored weights are evaluated in float64."
+    ),
+    "probabilistic": (
+        "A test image with certified radius r keeps the class that the smoothed classifier gives it, under every "
+        "change of Euclidean (L2) norm up to r. The radius was computed from random samples, so each certificate "
+        "may be wrong with a small probability. It says nothing about the network without noise."
+    ),
+}
+GUIDE = {
+    "Natural accuracy": "The share of the test images, unchanged, that the network classifies correctly.",
+    "Certified accuracy at radius r": (
+        "The share of the test images that are classified correctly, with a proof that no change of L2 norm up to "
+        "r alters the answer. No attack can push the accuracy below it."
+    ),
+    "Accuracy under attack": (
+        "The share that was still classified correctly after an attack searched for such a change. This is "
+        "evidence, not a proof: a stronger attack may find more. The true robust accuracy of the attacked images "
+        "lies between what is certified of them and what survived."
+    ),
+    "Lipschitz constant L": (
+        "The outputs for two inputs are at most L times as far apart as the inputs. A radius is the lead of the "
+        "best class over the others, less all rounding errors, divided by a proved upper bound of how fast that "
+        "lead can change."
+    ),
+    "Estimate": "A number that is called an estimate is not proved. No certificate depends on it.",
+    "Rounding": (
+        "Upper bounds are rounded up, lower bounds and radii are rounded down. Percentages are rounded to the "
+        "nearest digit; the counts beside them are exact."
+    ),
+}
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -49,6 +84,24 @@ def _rounded(value: float, digits: int, direction: str) -> str:
     return f"{rounded:f}" if not value or 1e-6 <= abs(value) < 1e9 else f"{rounded}".lower()
 
 
+def kind_of(run: Run) -> Kind:
+    """Whether the radii of a run are proved, or hold with high probability.
+
+    A run with probabilistic radii has the kind in its name, so that no table, figure or file shows it without.
+    """
+    return "deterministic"
+
+
+def radius_meaning(shape: tuple[int, ...]) -> str:
+    """What a radius of 36/255 allows in images of ``shape``."""
+    size, count = "×".join(map(str, shape)), math.prod(shape)
+    return (
+        "Pixel values lie between 0 and 1. A radius of 36/255, about 0.141, allows a change of one value by 36 of "
+        f"255 levels, or a change of all {count:,} values of a {size} image by about {36 / math.sqrt(count):.2g} "
+        "levels each."
+    )
+
+
 def attack_name(attack: AttackRecord) -> str:
     return ATTACKS.get(attack.method, attack.method)
 
@@ -59,6 +112,8 @@ def status(run: Run) -> Status:
         return "refuted"
     if not run.examples:
         return "not certified"
+    if kind_of(run) == "probabilistic":
+        return "probabilistic"
     if run.audited is None:
         return "not audited"
     return "assumed" if any(layer.verdict == "ASSUMED" for layer in run.audited.layers) else "proved"
@@ -73,18 +128,18 @@ def verdict(run: Run, test_images: int | None) -> Iterator[str]:
         yield f"The radii assume that the platform computes {assumed}; lipcert check verifies everything else."
     yield from (_attacked(attack) for attack in run.attacks)
     if not run.attacks:
-        yield f"It has not been attacked yet: run lipcert attack {run.where}."
+        yield f"No attack has been tried yet: run lipcert attack {run.where}."
 
 
 def _certified(run: Run, test_images: int | None) -> str:
     if not run.examples:
         return f"No radius is certified yet: run lipcert certify {run.where}."
-    count = len(run.examples)
+    count, proved = len(run.examples), int((run.radii > 36 / 255).sum())
     which = "the" if test_images in (None, count) else "the first"
     sentences = (
-        f"{percent(run.certified(36 / 255))} of {which} {count:,} test images are classified correctly, with a "
-        f"proof that no perturbation within 36/255 changes the answer. Without perturbation, "
-        f"{percent(run.natural)} are classified correctly."
+        f"{proved:,} of {which} {count:,} test images ({percent(run.certified(36 / 255))}) are classified "
+        "correctly, with a proof that no change within radius 36/255 alters the answer. Unchanged, "
+        f"{int(run.correct.sum()):,} images are classified correctly ({percent(run.natural)})."
     )
     if not run.correct.any():
         return sentences
@@ -102,7 +157,7 @@ def _audited(run: Run) -> str:
     assumed = [layer.name for layer in layers if layer.verdict == "ASSUMED"]
     but = f" except {', '.join(assumed)}, for which the user declared a constant" if assumed else ""
     backbone, whole = (
-        constant(bound, 5).rstrip("0").rstrip(".") for bound in (run.audited.backbone, run.audited.lipschitz)
+        constant(bound, 5).removesuffix(".00000") for bound in (run.audited.backbone, run.audited.lipschitz)
     )
     return (
         f"All {len(layers)} layers are proved{but}. The Lipschitz constant is at most {backbone} before the last "

@@ -25,12 +25,14 @@ from lipcert.runs import Run
 
 SECTIONS = {
     "summary": "Summary",
-    "certified": "Certified accuracy",
+    "guide": "How to read this",
+    "verify": "Verify the certificate",
+    "certified": "Accuracy by radius",
+    "classes": "Classes",
     "radii": "Radii",
-    "training": "Training",
-    "audit": "Audit",
     "images": "Test images",
     "layers": "Layers",
+    "training": "Training",
     "reproduce": "Reproduce",
 }
 
@@ -102,13 +104,16 @@ def _page(report: Report, drawings: Sequence[Drawing]) -> str:
     """One HTML file that needs no network: its policy forbids every request, and every script but ours."""
     script = read_packaged("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    readout = {  # what the slider under the curves shows
+    curves = {  # what the sliders need
         "steps": round(report.largest_radius * 255),
         "widths": {"wide": WIDE, "compact": COMPACT},
         "runs": [
             {
-                "curve": [round(share, 6) for share in run.curve],
-                "attacks": [[row.radius, row.attacked, row.eps, row.examples] for row in run.attacked],
+                "name": run.name,
+                "attacks": [
+                    [row.radius, row.eps, row.examples, row.certified, row.attacked] for row in run.attacked
+                ],
+                "classes": [{"images": c.images, "correct": c.correct, "levels": c.levels} for c in run.classes],
             }
             for run in report.runs
         ],
@@ -121,7 +126,7 @@ def _page(report: Report, drawings: Sequence[Drawing]) -> str:
         figures={drawing.figure.name: drawing for drawing in drawings},
         colors=COLORS,
         sections=SECTIONS,
-        curves=readout,
+        curves=curves,
         script=script,
         script_hash=f"sha256-{digest}",
         style=read_packaged("report.css"),
