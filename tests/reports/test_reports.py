@@ -695,8 +695,9 @@ def test_missing_files_name_the_command_and_hostile_names_stay_text(trained, tmp
     names = [text for _, text in page.all("h3")]
     assert sum(HOSTILE in name for name in names) >= 4
     notes = " ".join(text for _, text in page.all("p", **{"class": "missing"}))
-    for what in ("lipcert certify", "lipcert audit", "No radii are certified yet", "was not trained here"):
+    for what in ("lipcert certify", "lipcert audit", "no radii are certified yet", "was not trained here"):
         assert what in notes
+    assert "classes" not in [attributes.get("id") for attributes, _ in page.all("section")]  # there is none
     for path in made.files:
         if path.suffix == ".svg":
             ElementTree.parse(path)
