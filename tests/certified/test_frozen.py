@@ -128,6 +128,19 @@ def test_what_freeze_does_not_know_is_refused_by_name():
         freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.LayerNorm(4)))
     with pytest.raises(lc.NotCertified, match=r"branches.1 \(LayerNorm\): no rule proves a constant"):
         freeze(lc.layers.ConvexCombination(nn.ReLU(), nn.LayerNorm(4)))
+    with pytest.raises(lc.NotCertified, match=r"DataParallel\).*Pass its \.module"):
+        freeze(nn.DataParallel(nn.Sequential(lc.ResidualLinear(4, 3))))
+
+    class Net(nn.Module):  # as most code is written
+        def __init__(self):
+            super().__init__()
+            self.layer = lc.ResidualLinear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    with pytest.raises(lc.NotCertified, match=r"Net\): .* nn\.Sequential .*ConvexCombination"):
+        lc.audit(Net(), (4,))
     hooked = nn.Sequential(lc.ResidualLinear(4, 3))
     hooked[0].register_forward_hook(lambda *_: None)
     with pytest.raises(lc.NotCertified, match="hook"):

@@ -238,6 +238,14 @@ class _Graph:
             return FOREIGN[kind](module)
         if isinstance(module, LipschitzLayer):
             return [_assumed(module, module.lipschitz_bound(), "its author's")]
+        if isinstance(getattr(module, "module", None), nn.Module):  # DataParallel, AveragedModel and the like
+            raise NotCertified("no rule proves a constant for this wrapper. Pass its .module.")
+        if next(module.children(), None) is not None:
+            raise NotCertified(
+                "no rule proves a constant for this module, because nothing is known about its forward method. "
+                "Write it as an nn.Sequential of its parts (lipcert.layers.ConvexCombination for a skip), "
+                "or declare its constant with lipcert.register_rule."
+            )
         raise NotCertified(
             "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
         )
