@@ -20,6 +20,7 @@ from lipcert.certified.op import Shape
 # Where each method is: a module and its function, imported when it is used.
 METHODS: dict[str, tuple[str, str]] = {
     "lipschitz": ("lipcert.certified.certify", "certify"),
+    "local": ("lipcert.certifiers.local", "certify_locally"),
     "lipsdp": ("lipcert.certifiers.lipsdp", "certify"),
     "eclipse-fast": ("lipcert.certifiers.lipsdp", "certify_fast"),
 }
@@ -40,10 +41,11 @@ def certify(
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
         labels: the right classes. Without them the predicted class is certified.
         method: "lipschitz" divides the margin by a proved constant of the whole network. "lipsdp" and
-            "eclipse-fast" do so with a smaller constant for dense layers that follow each other.
+            "eclipse-fast" do so with a smaller constant for dense layers that follow each other. "local" uses
+            constants that hold in balls around each image.
         options: settings of the method. For "lipschitz" these are ``arithmetic`` ("float64", or "real" for the
             exact function alone), ``batch_size`` and ``show``, which is called with (examples done, all). "lipsdp"
-            also takes ``steps`` of its optimizer.
+            also takes ``steps`` of its optimizer, "local" the radii ``eps`` of the balls and ``gram``.
 
     Raises:
         NotCertified: if the method has no proof for this network; the message names the layer.
