@@ -1355,9 +1355,9 @@ OPS: dict[str, tuple[type[Node], dict[str, Reader]]] = {
 
 def plan_node(entry: Any, i: int, shapes: dict[str, Shape], tensors: dict[str, Tensor], budget: Budget) -> Node:
     """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it."""
-    op = entry.get("op") if isinstance(entry, dict) else None
-    need(isinstance(op, str) and op in OPS, f"node {i}: unknown op {str(op)[:30]!a}")
-    (kind, readers), where = OPS[str(op)], f"node {i} ({op})"
+    op = text(entry.get("op") if isinstance(entry, dict) else None, f"node {i}: op")
+    need(op in OPS, f"node {i}: unknown op {op[:30]!a}")
+    (kind, readers), where = OPS[op], f"node {i} ({op})"
     fields = record(entry, where, NODE | readers)
     name, inputs = fields["name"], fields["inputs"]
     need(name != "" and name not in shapes, f"{where}: needs a name of its own")
