@@ -39,10 +39,10 @@ def absolute_product(columns: Columns, a: Tensor, sample: int | None = None) -> 
         return (absolute_gram(columns) @ a[..., None])[..., 0]
     taps, drawn = columns.taps, None
     if not columns.pointwise and taps.device.type == "cpu" and taps.dtype == torch.float32:
-        return _convolved(taps, a)
+        return _Convolved.apply(taps, a)[0]  # type: ignore[no-untyped-call]
     if sample is not None and columns.is_dense and 2 * sample <= taps.shape[1]:
         drawn = torch.randperm(taps.shape[1], device=taps.device)[:sample]
-    return _product(taps, a, drawn)[0]
+    return _AbsoluteProduct.apply(taps, a, drawn)[0]  # type: ignore[no-untyped-call]
 
 
 def estimated_product(columns: Columns, a: Tensor, sample: int) -> Tensor:  # (1, N) → (1, N)
@@ -55,7 +55,7 @@ def estimated_product(columns: Columns, a: Tensor, sample: int) -> Tensor:  # (1
     drawn = torch.randperm(len(weight), device=weight.device)[:sample]
     if transformed(weight, a):
         return sampled_sums(*sampled_overlaps(weight, drawn), a[0], drawn)[None]
-    return _estimate(weight, a[0], drawn)[None]
+    return _Estimate.apply(weight, a[0], drawn)[None]  # type: ignore[no-untyped-call]
 
 
 class _AbsoluteProduct(torch.autograd.Function):
@@ -140,10 +140,6 @@ class _Convolved(torch.autograd.Function):
         return in_taps, in_a
 
 
-def _convolved(taps: Tensor, a: Tensor) -> Tensor:
-    return _Convolved.apply(taps, a)[0]  # type: ignore[no-untyped-call]
-
-
 def _plain_gradients(taps: Tensor, a: Tensor, u: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of A·a with a graph of their own, for a second derivative."""
     with torch.enable_grad():
@@ -171,10 +167,6 @@ class _Estimate(torch.autograd.Function):
             return _in_sample(weight, a, u, overlaps, drawn), sampled_sums(overlaps, squares, u, drawn), None
 
 
-def _estimate(weight: Tensor, a: Tensor, drawn: Tensor) -> Tensor:
-    return _Estimate.apply(weight, a, drawn)  # type: ignore[no-untyped-call]
-
-
 def sampled_overlaps(weight: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:  # (k, n), (n,)
     """The rows of WᵀW that were drawn, 0 on the diagonal, and the whole diagonal."""
     overlaps = _without_diagonal(weight[drawn] @ weight.mT, drawn)
@@ -190,10 +182,6 @@ def sampled_slopes(overlaps: Tensor, a: Tensor, u: Tensor, drawn: Tensor) -> Ten
     """(n/k) S_ij for the rows i drawn."""
     scale = len(a) / len(drawn)
     return torch.outer(a[drawn] * scale, u).addr_(u[drawn] * scale, a).mul_(overlaps.sign())
-
-
-def _product(taps: Tensor, a: Tensor, drawn: Tensor | None) -> tuple[Tensor, ...]:
-    return _AbsoluteProduct.apply(taps, a, drawn)  # type: ignore[no-untyped-call]
 
 
 def _symmetric(rows: Tensor) -> Tensor:  # (groups, N, M) → (groups, N, N)

@@ -238,33 +238,26 @@ def require_shape(proved: Proved, images: Tensor) -> None:
 
 def walk(proved: Proved, x: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The output, and the norm of what each part but the last computes, rounded up; the input's norm comes last."""
-    values: list[Tensor] = []
-    sizes: list[Tensor] = []
+    values, sizes = {-1: x}, []
+    last = {place: index for index, part in enumerate(proved.parts) for place in part.inputs}
     with torch.autocast(x.device.type, enabled=False):
         for index, part in enumerate(proved.parts):
-            value = part.forward(*[x if place < 0 else values[place] for place in part.inputs])
+            value = part.forward(*(values[place] for place in part.inputs))
             if value.dtype != x.dtype:
                 raise NotCertified(
                     f"{part.name} ({part.op}) must keep {x.dtype}, but it gives {value.dtype}. Its rounding is not "
                     "that of the proof."
                 )
-            values.append(value)
+            # Free what no later part reads.
+            values = {place: kept for place, kept in values.items() if last[place] > index} | {index: value}
             if index + 1 < len(proved.parts):
                 sizes.append(_norms_up(value))
-            _drop(values, proved, index)
-    return values[-1], [*sizes, _norms_up(x)]
+    return value, [*sizes, _norms_up(x)]
 
 
 def _norms_up(x: Tensor) -> Tensor:
     # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
     return x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400
-
-
-def _drop(values: list[Tensor], proved: Proved, index: int) -> None:
-    """Free what no later part reads."""
-    for place in proved.parts[index].inputs:
-        if place >= 0 and all(place not in part.inputs for part in proved.parts[index + 1 :]):
-            values[place] = values[place].new_empty(0)  # a slice would keep the memory
 
 
 def errors_along(

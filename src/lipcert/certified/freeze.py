@@ -554,67 +554,77 @@ def _waves_of(layer: forms.OnCircle) -> tuple[Tensor, Tensor] | None:
     return rows, columns
 
 
-def _around(weight: Tensor) -> tuple[Any, ...]:
-    """The geometry of a circular convolution whose output has the size of its image."""
-    padding = tuple((size // 2, size // 2) for size in weight.shape[2:])
-    return (1, 1), padding, (1, 1), "circular", 1
+def _on_circle(layer: forms.OnCircle, kernel: Tensor) -> tuple[Tensor, Callable[..., Any], Callable[..., Any]]:
+    """What to store for a kernel on the image of the layer; affine ops of (it, b) and residuals of (it, γ, b)."""
+    basis, sigma = _waves_of(layer), "" if layer.activation is None else layer.activation.name
+    if basis is not None:
+        return (
+            blocks_of(kernel, layer.operator.image),
+            lambda stored, bias: ops.Circular(*basis, stored, bias),
+            lambda stored, gamma, bias: ops.ResidualCircular(*basis, stored, gamma, bias, sigma),
+        )
+    # The geometry of a convolution whose output has the size of its image.
+    around = ((1, 1), tuple((size // 2, size // 2) for size in kernel.shape[2:]), (1, 1), "circular", 1)
+    return (
+        kernel,
+        lambda stored, bias: ops.Conv(stored, bias, *around),
+        lambda stored, gamma, bias: ops.ResidualConv(stored, gamma, bias, None, sigma, *around),
+    )
 
 
 def _orthogonal_conv(layer: forms.OrthogonalConv2d) -> list[Op]:
-    basis, bias, image = _waves_of(layer), _bias(layer), (layer.operator.inputs, *layer.operator.image)
-    kernel = _doubled(layer).kernel()
+    bias, image = _bias(layer), (layer.operator.inputs, *layer.operator.image)
+    weight, build, _ = _on_circle(layer, _doubled(layer).kernel())
 
     def norm(op: ops.Affine) -> float:
         return op.norm(image).value
 
-    if basis is None:
-        last = _contracted(lambda stored: ops.Conv(stored, bias, *_around(stored)), kernel, norm)
-    else:
-        blocks = blocks_of(kernel, layer.operator.image)
-        last = _contracted(lambda stored: ops.Circular(*basis, stored, bias), blocks, norm)
+    last = _contracted(lambda stored: build(stored, bias), weight, norm)
     return [last] if layer.stride == 1 else [flexible(foreign.space_to_depth, layer.stride), last]
 
 
 def _orthogonal_residual(layer: forms.OrthogonalResidualConv2d) -> list[Op]:
-    basis, image = _waves_of(layer), (layer.operator.inputs, *layer.operator.image)
-    kernel = _doubled(layer).kernel()
+    image = (layer.operator.inputs, *layer.operator.image)
+    weight, _, build = _on_circle(layer, _doubled(layer).kernel())
     ones = torch.ones(layer.operator.outputs)
     bias = None if layer.bias is None else scaled_bias(layer.bias.float(), ones[0], ones)
-    sigma = layer.activation.name
 
     def norm(op: ops.Residual) -> float:  # a hair above √ρ: ρ of the result leaves room for a checker's own proof
         return math.sqrt(op.rho(image).value) * (1 + 2.0**-30)
 
-    if basis is None:
-        settings = (ones, bias, None, sigma)
-        return [_contracted(lambda stored: ops.ResidualConv(stored, *settings, *_around(stored)), kernel, norm)]
-    blocks = blocks_of(kernel, layer.operator.image)
-    return [_contracted(lambda stored: ops.ResidualCircular(*basis, stored, ones, bias, sigma), blocks, norm)]
+    return [_contracted(lambda stored: build(stored, ones, bias), weight, norm)]
 
 
 def _sandwich_linear(layer: forms.SandwichLinear) -> list[Op]:
-    inputs, outputs = layer.operator.inputs, layer.operator.outputs
-    residual = _sandwiched(layer, _doubled(layer).kernel(), None)
+    inputs, outputs, sigma = layer.operator.inputs, layer.operator.outputs, layer.activation.name
+    weight, target, bias = _sandwich_numbers(layer, _doubled(layer).kernel())
+    stored = weight.float()
+    residual = _verified(
+        lambda gamma, q: ops.ResidualLinear(stored, torch.from_numpy(gamma), bias, None, sigma), target, None
+    )
     pad = flexible(foreign.pad_channels, inputs + outputs, -1)
     return [pad, residual, flexible(foreign.take_channels, inputs, outputs, -1)]
 
 
 def _sandwich_conv(layer: forms.SandwichConv2d) -> list[Op]:
-    kernel, outputs = _doubled(layer).kernel(), layer.operator.outputs
-    residual = _sandwiched(layer, kernel, layer.operator.image)
-    pad = flexible(foreign.pad_channels, kernel.shape[1], 1)
-    take = flexible(foreign.take_channels, kernel.shape[1] - outputs, outputs, 1)
+    outputs = layer.operator.outputs
+    weight, target, bias = _sandwich_numbers(layer, _doubled(layer).kernel())
+    image, (blocks, _, build) = (weight.shape[1], *layer.operator.image), _on_circle(layer, weight)
+    stored = blocks.float()
+    residual = _verified(lambda gamma, q: build(stored, torch.from_numpy(gamma), bias), target, None, image)
+    pad = flexible(foreign.pad_channels, weight.shape[1], 1)
+    take = flexible(foreign.take_channels, weight.shape[1] - outputs, outputs, 1)
     moved = [flexible(foreign.space_to_depth, layer.stride)] if layer.stride > 1 else []
     return [*moved, pad, residual, take]
 
 
-def _sandwiched(layer: Any, joined: Tensor, image: tuple[int, int] | None) -> Op:  # [A B], dense or a kernel
+def _sandwich_numbers(layer: Any, joined: Tensor) -> tuple[Tensor, np.ndarray, Tensor | None]:  # [A B]
     """√2AᵀΨσ(√2Ψ⁻¹Bx + b) is what the residual of W = √2[B −A]ᵀΨ⁻¹ and γ = Ψ²/2 makes of zeros behind x.
 
-    A positively homogeneous σ sees Ψ in b alone: then W = [B −A]ᵀ, γ = 1 and the bias is Ψb/√2.
+    The result is Wᵀ, dense or a kernel, γ and b. A positively homogeneous σ sees Ψ in b alone: then W = [B −A]ᵀ,
+    γ = 1 and the bias is Ψb/√2.
     """
-    psi, ones = layer.psi().double(), torch.ones(len(joined))
-    outputs, sigma = layer.operator.outputs, layer.activation.name
+    psi, ones, outputs = layer.psi().double(), torch.ones(len(joined)), layer.operator.outputs
     weight, target = torch.cat((joined[:, outputs:], -joined[:, :outputs]), dim=1), ones.double()
     bias = scaled_bias(layer.bias, 1 / psi, ones)
     if not layer.activation.homogeneous:
@@ -622,19 +632,7 @@ def _sandwiched(layer: Any, joined: Tensor, image: tuple[int, int] | None) -> Op
         target, bias = psi.square() / 2, scaled_bias(layer.bias, ones[0], ones)
     elif bias is not None:
         bias = bias / math.sqrt(2)
-    bias = None if bias is None else bias.float()
-    basis = None if image is None else _waves_of(layer)
-    stored = weight.float() if basis is None or image is None else blocks_of(weight, image).float()
-
-    def build(gamma: np.ndarray, q: np.ndarray | None) -> ops.Residual:
-        if basis is not None:
-            return ops.ResidualCircular(*basis, stored, torch.from_numpy(gamma), bias, sigma)
-        if image is None:
-            return ops.ResidualLinear(stored, torch.from_numpy(gamma), bias, None, sigma)
-        return ops.ResidualConv(stored, torch.from_numpy(gamma), bias, None, sigma, *_around(stored))
-
-    place = None if image is None else (weight.shape[1], *image)
-    return _verified(build, target.cpu().numpy(), None, place)
+    return weight, target.cpu().numpy(), None if bias is None else bias.float()
 
 
 # --- Small layers ---

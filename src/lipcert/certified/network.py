@@ -50,6 +50,7 @@ class Network(nn.Module):
         # Plain modules stand for the folders of dotted names, so that tensors are called as in the original
         # network.
         self._nodes = tuple(nodes)
+        self._last_use = {name: index for index, node in enumerate(self._nodes) for name in node.inputs}
         names = {INPUT}
         for node in self._nodes:
             missing = [name for name in node.inputs if name not in names]
@@ -65,7 +66,6 @@ class Network(nn.Module):
                     _add(place, folder, nn.Module())
                 place = place._modules[folder]  # type: ignore[assignment]
             _add(place, last, node.op)
-        self._last_use = {name: index for index, node in enumerate(self._nodes) for name in node.inputs}
         idle = [name for name in self.names[:-1] if name not in self._last_use]
         if idle:
             raise ValueError(f"node {idle[0]!r:.60} is read by no other node. Leave it out.")
@@ -104,8 +104,6 @@ def _add(place: nn.Module, name: str, module: nn.Module) -> None:
         place._modules[name] = module
         return
     try:
-        if name == "_last_use":  # which ``Network`` sets last
-            raise KeyError(name)
         place.add_module(name, module)
     except KeyError as error:
         raise ValueError(

@@ -232,11 +232,11 @@ def per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype).view(-1, *[1] * (like.ndim - 2))
 
 
-def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, positions: int) -> float:
-    """β ≥ √(positions·Σ γ_i b_i²)."""
+def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, entries: int) -> float:
+    """β ≥ √(Σ γ_i b_i²) over all ``entries`` of an output, each of the b_i at as many positions."""
     if bias is None:
         return 0.0
-    values = array(bias).astype(np.float64)
+    values, positions = array(bias).astype(np.float64), entries // len(bias)
     weighted = values if gamma is None else values * np.sqrt(np.abs(gamma.astype(np.float64))) * ROUND
     return float(norm_up(weighted)) * math.sqrt(positions) * ROUND
 

@@ -89,9 +89,6 @@ class Dense:
         )
         return (*shape[:axis], len(weights[0]), *shape[axis + 1 :])
 
-    def positions(self, weights: Weights, shape: Shape) -> int:
-        return math.prod(shape) // shape[example_axis(self.axis, shape)]
-
     def room(self, weights: Weights, shape: Shape) -> int:
         return math.prod(self.output_shape(weights, shape))
 
@@ -110,23 +107,18 @@ class Dense:
         return self.multiply_adjoint(weights, z, like, None)
 
     def multiply(self, weights: Weights, x: Tensor, block: int | None) -> Tensor:
-        (weight,) = weights
-        return self._product(weight, x, block) if self.groups == 1 else self._grouped(self._split(weight), x)
+        return self._product(weights[0].unflatten(0, (self.groups, -1)), x, block)
 
     def multiply_adjoint(self, weights: Weights, z: Tensor, like: Tensor, block: int | None) -> Tensor:
-        (weight,) = weights
-        if self.groups == 1:
-            return self._product(weight.mT, z, block)
-        return self._grouped(self._split(weight).mT, z)
+        return self._product(weights[0].unflatten(0, (self.groups, -1)).mT, z, block)
 
-    def _product(self, weight: Tensor, x: Tensor, block: int | None) -> Tensor:
+    def _product(self, weight: Tensor, x: Tensor, block: int | None) -> Tensor:  # weight (groups, n, m)
+        if self.groups > 1:
+            return self._grouped(weight, x)
         axis = batch_axis(self.axis)
         if axis in (-1, x.ndim - 1):
-            return blocked(x, weight.mT, block)
-        return blocked(x.movedim(axis, -1), weight.mT, block).movedim(-1, axis)
-
-    def _split(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (self.groups, -1))
+            return blocked(x, weight[0].mT, block)
+        return blocked(x.movedim(axis, -1), weight[0].mT, block).movedim(-1, axis)
 
     def _grouped(self, weight: Tensor, x: Tensor) -> Tensor:  # weight (groups, n, m)
         # Groups are many and small (pairs of channels), so entries are multiplied one by one.
@@ -269,27 +261,23 @@ class Conv:
             require(fits, f"circular padding {self.margin} wraps at most once around an image, got shape {shape}.")
         return (count, *places)
 
-    def positions(self, weights: Weights, shape: Shape) -> int:
-        return math.prod(self.places(tuple(weights[0].shape[2:]), shape[1:]))
-
     def room(self, weights: Weights, shape: Shape) -> int:
-        patches = math.prod(weights[0].shape[1:]) * self.groups * self.positions(weights, shape)
-        return max(
-            patches, shape[0] * math.prod(self.padded(shape[1:])), math.prod(self.output_shape(weights, shape))
-        )
+        out = self.output_shape(weights, shape)
+        patches = math.prod(weights[0].shape[1:]) * self.groups * math.prod(out[1:])
+        return max(patches, shape[0] * math.prod(self.padded(shape[1:])), math.prod(out))
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
         return values.to(like.dtype).view(-1, *[1] * self.axes)
 
-    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """x with the padding that the convolution of torch does not take, and the padding that it takes."""
-        none = (0,) * self.axes
-        if self.margin is None:
-            return F.pad(x, [side for sides in reversed(self.padding) for side in sides]), none
-        return (pad_circular(x, self.margin), none) if self.circular else (x, self.margin)
+    def _padded(self, x: Tensor) -> Tensor:
+        if self.circular and self.margin is not None:
+            return pad_circular(x, self.margin)
+        sides = [side for pair in reversed(self.padding) for side in pair]
+        return F.pad(x, sides) if any(sides) else x
 
     def apply(self, weights: Weights, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        x, padding = self._padded(x)
+        padding = (0,) * self.axes if self.circular or self.margin is None else self.margin  # what torch takes
+        x = x if any(padding) else self._padded(x)
         bias = None if bias is None else bias.to(x.dtype)
         return CONVOLVE[self.axes](x, weights[0], bias, self.stride, padding, self.dilation, self.groups)
 
@@ -319,13 +307,8 @@ class Conv:
 
     def multiply(self, weights: Weights, x: Tensor, block: int | None) -> Tensor:
         (weight,), image = weights, tuple(x.shape[2:])
-        sides = [side for pair in reversed(self.padding) for side in pair]
-        if self.circular and self.margin is not None:
-            x = pad_circular(x, self.margin)
-        elif any(sides):
-            x = F.pad(x, sides)
         taps = tuple(weight.shape[2:])
-        columns = self._patches(x, taps).unflatten(1, (self.groups, -1))
+        columns = self._patches(self._padded(x), taps).unflatten(1, (self.groups, -1))
         y = blocked(self._rows(weight), columns, block).flatten(1, 2)
         return y.unflatten(2, self.places(taps, image))
 
@@ -457,9 +440,6 @@ class Circular:
             f"it needs images of shape {expected}, which are part of the layer, got shape {shape}.",
         )
         return (weight.shape[1] // 4, *shape[1:])
-
-    def positions(self, weights: Weights, shape: Shape) -> int:
-        return math.prod(shape[1:])
 
     def room(self, weights: Weights, shape: Shape) -> int:
         weight, rows, columns = weights

@@ -91,6 +91,10 @@ class Product(Op):
         tensors = [self.get_buffer(name) for name in self.parts]
         return tuple(tensor if dtype is None else tensor.to(dtype) for tensor in tensors)
 
+    def shifted(self, y: Tensor) -> Tensor:
+        """y + b."""
+        return y if self.bias is None else y + self.operator.spread(self.bias, y)
+
     def room(self, shape: Shape) -> int:
         return self.operator.room(self.weights(), shape)
 
@@ -98,12 +102,13 @@ class Product(Op):
 class Affine(Product):
     """x ↦ Vx + b."""
 
+    product = 0  # V is the operator; 1: its adjoint
+
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.operator.apply(self.weights(x.dtype), x, self.bias)
 
     def evaluate(self, x: Tensor, block: int | None) -> Tensor:
-        y = self.operator.multiply(self.weights(x.dtype), x, block)
-        return y if self.bias is None else y + self.operator.spread(self.bias, y)
+        return self.shifted(self.operator.multiply(self.weights(x.dtype), x, block))
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.operator.output_shape(self.weights(), shape)
@@ -122,8 +127,8 @@ class Affine(Product):
         out, norm = self.output_shape(shape), self.norm(shape)
         ones = np.ones(operator.outputs(weights))
         kappa = self.remember("kappa", operator.where(shape), lambda: operator.kappa(weights, ones, shape))
-        beta = bias_norm(self.bias, None, operator.positions(weights, shape))
-        error = affine_error(operator.sums(weights, block)[0], kappa, beta)
+        beta = bias_norm(self.bias, None, math.prod(out))
+        error = affine_error(operator.sums(weights, block)[self.product], kappa, beta)
         biggest = largest(self.weight, self.bias) * operator.scale
         return Proof(out, norm.value, norm.method, error, largest=biggest)
 
@@ -160,12 +165,11 @@ class Conv(Affine):
         self._set_up(operators.Conv(stride, padding, dilation, padding_mode, groups), weight=weight, bias=bias)
 
 
-class ConvTranspose(Op):
+class ConvTranspose(Affine):
     """The adjoint of a zero-padded convolution on images of ``size``: weight (inputs, outputs/groups, taps…)."""
 
     op = "conv_transpose"
-    weight: Tensor
-    bias: Tensor | None
+    product = 1
 
     def __init__(
         self,
@@ -179,9 +183,9 @@ class ConvTranspose(Op):
     ) -> None:
         super().__init__()
         self.stride, self.padding, self.dilation, self.groups, self.size = stride, padding, dilation, groups, size
+        self.operator: operators.Conv = operators.Conv(stride, padding, dilation, "zeros", groups)
         self.store(weight=weight, bias=bias)
-        self.operator = operators.Conv(stride, padding, dilation, "zeros", groups)
-        self.operator.require((self.weight,))
+        self.operator.require(self.weights())
         require_one_each(self.weight.shape[1] * groups, bias=self.bias)
 
     def size_for(self, shape: Shape) -> Shape:
@@ -199,32 +203,16 @@ class ConvTranspose(Op):
         return (outputs * self.groups, *size)
 
     def room(self, shape: Shape) -> int:
-        return self.operator.room((self.weight,), self.output_shape(shape))
+        return super().room(self.output_shape(shape))
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        like = torch.empty(1, *self.output_shape(tuple(x.shape[1:])), device="meta")
-        y = self.operator.adjoint((self.weight.to(x.dtype),), x, like)
-        return y if self.bias is None else y + per_channel(self.bias, y)
+        return self.shifted(self.operator.adjoint(self.weights(x.dtype), x, self._like(x)))
 
     def evaluate(self, x: Tensor, block: int | None) -> Tensor:
-        like = torch.empty(1, *self.output_shape(tuple(x.shape[1:])), device="meta")
-        y = self.operator.multiply_adjoint((self.weight.to(x.dtype),), x, like, block)
-        return y if self.bias is None else y + per_channel(self.bias, y)
+        return self.shifted(self.operator.multiply_adjoint(self.weights(x.dtype), x, self._like(x), block))
 
-    def norm(self, shape: Shape | None) -> Bound:
-        bound: Bound = self.remember("norm", None, lambda: self.operator.norm((self.weight,), None))
-        return bound
-
-    def constant(self) -> float:
-        return self.norm(None).value
-
-    def prove(self, shape: Shape, block: int | None = None) -> Proof:
-        out, norm, weights = self.output_shape(shape), self.norm(shape), (self.weight,)
-        ones = np.ones(len(self.weight))
-        kappa = self.remember("kappa", None, lambda: self.operator.kappa(weights, ones, None))
-        beta = bias_norm(self.bias, None, math.prod(out[1:]))
-        error = affine_error(self.operator.sums(weights, block)[1], kappa, beta)
-        return Proof(out, norm.value, norm.method, error, largest=largest(self.weight, self.bias))
+    def _like(self, x: Tensor) -> Tensor:
+        return torch.empty(1, *self.output_shape(tuple(x.shape[1:])), device="meta")
 
 
 class OpenConvTranspose(ConvTranspose):
@@ -300,8 +288,7 @@ class Residual(Product):
 
     def evaluate(self, x: Tensor, block: int | None) -> Tensor:
         weights = self.weights(x.dtype)
-        z = self.operator.multiply(weights, x, block)
-        z = self.sigma.function(z if self.bias is None else z + self.operator.spread(self.bias, z))
+        z = self.sigma.function(self.shifted(self.operator.multiply(weights, x, block)))
         z = z * self.operator.spread(2 * self.gamma, z)
         return x - self.operator.multiply_adjoint(weights, z, x, block)
 
@@ -346,9 +333,9 @@ class Residual(Product):
         operator, weights, gamma, sigma = self.operator, self.weights(), array(self.gamma), self.sigma
         out, rho = self.output_shape(shape), self.rho(shape)
         kappa = self.remember("kappa", operator.where(shape), lambda: operator.kappa(weights, gamma, shape))
-        positions = operator.positions(weights, shape)
-        beta = bias_norm(self.bias, gamma, positions)
-        start = bias_norm(torch.full((len(gamma),), sigma.start, dtype=torch.float64), gamma, positions)
+        hidden = math.prod(operator.output_shape(weights, shape))
+        beta = bias_norm(self.bias, gamma, hidden)
+        start = bias_norm(torch.full((len(gamma),), sigma.start, dtype=torch.float64), gamma, hidden)
         upper = max(1.0, math.nextafter(2 * rho.value - 1, math.inf))
         error: Error | None = None
         if math.isfinite(kappa + beta + rho.value + start):
@@ -632,7 +619,7 @@ class Normalize(PerChannel):
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         out = self.output_shape(shape)
         constant = above(1 / Fraction(float(self.std.double().min())))
-        error = relative_error(2, constant, bias_norm(self.mean, None, math.prod(shape[1:])))
+        error = relative_error(2, constant, bias_norm(self.mean, None, math.prod(shape)))
         biggest = max(largest(self.mean, self.std), constant)
         return Proof(out, constant, "1/min std", error, largest=biggest)
 
@@ -663,7 +650,7 @@ class BatchNorm(PerChannel):
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
-        out, positions = self.output_shape(shape), math.prod(shape[1:])
+        out = self.output_shape(shape)
         if not bool((self.variance >= 0).all()) or not 0 <= self.eps < math.inf:
             return Proof(out, math.inf, "a negative variance or ε", None)
         ones, zeros = torch.ones_like(self.variance), torch.zeros_like(self.variance)
@@ -681,7 +668,9 @@ class BatchNorm(PerChannel):
             inside = np.concatenate([sums, factors[w > 0]])
             widest = float(np.maximum(inside, 1 / inside).max())
         shift = factors * np.abs(array(self.mean).astype(np.float64))
-        offset = bias_norm(torch.from_numpy(np.abs(array(bias).astype(np.float64)) + 2 * shift), None, positions)
+        offset = bias_norm(
+            torch.from_numpy(np.abs(array(bias).astype(np.float64)) + 2 * shift), None, math.prod(shape)
+        )
         inner = relative_error(12, 1.0)
 
         def error(norms: Tensor, u: float) -> Tensor:

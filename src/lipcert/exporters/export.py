@@ -108,7 +108,14 @@ def export(
         raise NotCertified(
             "every layer of an exported network must be proved, but the constant of one is assumed. Replace it."
         )
-    _require_certified(links, to, certificate)
+    if certificate is None and to == "safetensors":
+        raise ValueError(
+            "a safetensors file carries the certificate, and this network has none. Run lipcert certify first."
+        )
+    if certificate is not None and (different := certificate.differs_from(describe(links))):
+        raise ValueError(
+            f"the certificate must be of this network; got another {different}. Run lipcert certify first."
+        )
     with atomic_file(path) as file:
         try:
             _write(file, network, links, to, certificate)
@@ -143,19 +150,6 @@ def float32_bound(links: Proved, x: Tensor) -> tuple[Tensor, Tensor, float]:  # 
             rows = torch.ones(logits.shape[1]).double() if links.head is None else links.head.norms
             bound = (bound + rows * err[:, None] + logit_errors(links, norms, u)) * ROUND
     return logits, bound, max(float(size.max()) for size in sizes)
-
-
-def _require_certified(links: Proved, to: Format, certificate: Certificate | None) -> None:
-    if certificate is None:
-        if to == "safetensors":
-            raise ValueError(
-                "a safetensors file carries the certificate, and this network has none. Run lipcert certify first."
-            )
-        return
-    if different := certificate.differs_from(describe(links)):
-        raise ValueError(
-            f"the certificate must be of this network; got another {different}. Run lipcert certify first."
-        )
 
 
 def _write(file: Path, network: nn.Module, links: Proved, to: Format, certificate: Certificate | None) -> None:

@@ -231,11 +231,7 @@ class Conv:
         x, padding = channels_last(x), self.padding
         if self.circular:
             x, padding = pad_circular(x, padding), (0,) * self.axes
-        return self._convolve(x, weight, bias, padding)
-
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Sizes) -> Tensor:
-        options: dict[str, Any] = {"dilation": self.dilation, "groups": self.groups}
-        return CONVOLVE[self.axes](x, weight, bias, self.stride, padding, **options)
+        return CONVOLVE[self.axes](x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def adjoint(self, weight: Tensor, z: Tensor, like: Tensor) -> Tensor:
         """The transpose of ``apply`` on images of the size of ``like``: what a stride skips comes back as zeros."""

@@ -84,7 +84,8 @@ class PadChannels(NonExpansive):
                 f"PadChannels expects at most {self.channels} channels in dimension {self.dim}; got "
                 f"{tuple(x.shape)}. Pass a larger number of channels: it cannot drop any."
             )
-        return F.pad(x, (0, 0) * _behind(x, self.dim) + (0, self.channels - x.shape[self.dim]))
+        behind = x.ndim - 1 - self.dim % x.ndim  # axes
+        return F.pad(x, (0, 0) * behind + (0, self.channels - x.shape[self.dim]))
 
     def extra_repr(self) -> str:
         return f"{self.channels}" if self.dim == 1 else f"{self.channels}, dim={self.dim}"
@@ -109,11 +110,6 @@ class TakeChannels(NonExpansive):
 
     def extra_repr(self) -> str:
         return f"{self.count}, first={self.first}, dim={self.dim}"
-
-
-def _behind(x: Tensor, dim: int) -> int:
-    """How many axes follow ``dim``."""
-    return x.ndim - 1 - dim if dim >= 0 else -1 - dim
 
 
 class PadImage(NonExpansive):
