@@ -253,10 +253,7 @@ def test_vectors_empty_batches_and_another_default_dtype():
 
 
 @pytest.mark.parametrize("make", [lambda d: lc.layers.PadChannels(4, d), lambda d: lc.layers.TakeChannels(2, 1, d)])
-def test_axes_that_are_none_are_refused(make):
-    for dim in (1.0, None, True, "a"):
-        with pytest.raises(ValueError, match="dim must be an integer"):
-            make(dim)
+def test_axes_that_do_not_exist_are_refused(make):
     for dim in (2, -3):
         with pytest.raises(ValueError, match=f"in dimension {dim}; got"):
             make(dim)(torch.zeros(2, 3))

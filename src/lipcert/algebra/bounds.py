@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections.abc import Callable
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -390,21 +391,15 @@ def make_bound(
 
 
 def _named_bound(bound: str, size: int, device: torch.device | str | None, dtype: torch.dtype | None) -> Bound:
-    name = one_of("bound", bound, NAMES, cure="Or pass an object, such as lipcert.bounds.Rescaled(n, order=2).")
-    match name:
-        case "spectral":
-            return Spectral()
-        case "spectral_surrogate":
-            return Spectral(form="surrogate")
-        case "aol":
-            return AOL()
-        case "sll":
-            return SLL(size, device=device, dtype=dtype)
-        case "rescaled":
-            return Rescaled(size, device=device, dtype=dtype)
-        case "optimal":
-            return Optimal(size, device=device, dtype=dtype)
-        case "orthogonal":
-            return Orthogonal()
-        case _:
-            return SLL(size, cast(Form, name.removeprefix("sll_")), device=device, dtype=dtype)
+    one_of("bound", bound, NAMES, cure="Or pass an object, such as lipcert.bounds.Rescaled(n, order=2).")
+    makers: dict[str, Callable[[], Bound]] = {
+        "aol": AOL,
+        "optimal": lambda: Optimal(size, device=device, dtype=dtype),
+        "orthogonal": Orthogonal,
+        "rescaled": lambda: Rescaled(size, device=device, dtype=dtype),
+        "sll": lambda: SLL(size, device=device, dtype=dtype),
+        "spectral": Spectral,
+        "spectral_surrogate": lambda: Spectral(form="surrogate"),
+    }
+    form = cast(Form, bound.removeprefix("sll_"))
+    return makers[bound]() if bound in makers else SLL(size, form, device=device, dtype=dtype)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -109,8 +107,8 @@ def _require_format(proved: Proved) -> None:
     shapes = [*(part.proof.shape for part in proved.parts), proved.input_shape]
     for part in proved.parts:
         fields, operator = part.step.fields(), getattr(part.step, "operator", None)
-        numbers = [float(value) for value in _flat(list(fields.values())) if isinstance(value, float)]
-        if not all(map(_stateable, numbers)):
+        values = [v for value in fields.values() for v in (value if isinstance(value, tuple) else (value,))]
+        if not all(_stateable(value) for value in values if isinstance(value, float)):
             raise NotCertified(
                 f"{part.name} ({part.op}) has a number beyond 2^±100, which no certificate can state."
             )
@@ -129,14 +127,6 @@ def _require_format(proved: Proved) -> None:
 def _stateable(value: float) -> bool:
     """Whether the format has that number."""
     return value == 0 or 2.0**-100 <= abs(value) <= 2.0**100
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value
 
 
 @torch.no_grad()

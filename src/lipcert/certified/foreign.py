@@ -7,7 +7,6 @@ other. Sizes that follow from the input's shape are filled in later (``ops.Flexi
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
@@ -30,8 +29,7 @@ LEAST_THRESHOLD = 20  # of a softplus that can be frozen: it jumps by less than 
 
 def flexible(make: Callable[..., Op], *settings: Any) -> Op:
     """An op whose sizes follow from the shape of its input: make(*settings, shape)."""
-    isometry = make in ISOMETRIES or (make is pad and settings[0] == "constant")
-    return Flexible(functools.partial(make, *settings), isometry)
+    return Flexible(make, settings, make in ISOMETRIES or (make is pad and settings[0] == "constant"))
 
 
 def settings_of(module: nn.Module) -> SimpleNamespace:
@@ -300,14 +298,6 @@ def _lp_pool(axes: int, module: Any) -> list[Op]:
 # --- Products ---
 
 
-def _value(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.detach()
-
-
-def _linear(module: nn.Linear) -> list[Op]:
-    return [ops.Linear(module.weight, _value(module.bias))]
-
-
 def _conv(module: Any) -> list[Op]:
     axes = module.weight.ndim - 2
     stride, dilation = _each(module.stride, axes), _each(module.dilation, axes)
@@ -322,7 +312,7 @@ def _conv(module: Any) -> list[Op]:
     else:
         padding = [(p, p) for p in _each(module.padding, axes)]
     settings = (stride, tuple(padding), dilation, module.padding_mode, module.groups)
-    return [ops.Conv(module.weight, _value(module.bias), *settings)]
+    return [ops.Conv(module.weight, module.bias, *settings)]
 
 
 def _conv_transpose(module: Any) -> list[Op]:
@@ -331,7 +321,7 @@ def _conv_transpose(module: Any) -> list[Op]:
     stride, dilation, more = (_each(v, axes) for v in (module.stride, module.dilation, module.output_padding))
     padding = tuple((p, p) for p in _each(module.padding, axes))
     settings = (stride, padding, dilation, module.groups, more)
-    return [ops.OpenConvTranspose(module.weight, _value(module.bias), *settings)]
+    return [ops.OpenConvTranspose(module.weight, module.bias, *settings)]
 
 
 def _batch_norm(module: Any) -> list[Op]:
@@ -340,7 +330,7 @@ def _batch_norm(module: Any) -> list[Op]:
         not module.training and variance is not None and mean is not None,
         "it uses the statistics of the batch. Call .eval(), with tracked statistics.",
     )
-    return [ops.BatchNorm(mean, variance, _value(module.weight), _value(module.bias), float(module.eps))]
+    return [ops.BatchNorm(mean, variance, module.weight, module.bias, float(module.eps))]
 
 
 # --- Functions ---
@@ -484,7 +474,7 @@ FOREIGN: dict[type, Converter] = {
     nn.BatchNorm2d: _batch_norm,
     nn.BatchNorm3d: _batch_norm,
     nn.SyncBatchNorm: _batch_norm,
-    nn.Linear: _linear,
+    nn.Linear: lambda module: [ops.Linear(module.weight, module.bias)],
     nn.Conv1d: _conv,
     nn.Conv2d: _conv,
     nn.Conv3d: _conv,

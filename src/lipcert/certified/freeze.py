@@ -84,7 +84,7 @@ def freeze(model: nn.Module) -> Network:
         graph.add(model, "", INPUT)
         nodes = [Node(node.name, _in_float32(node), node.inputs) for node in graph.nodes]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
-        return Network(_fold_scale(nodes, any_linear=True)).eval().to(device)
+        return Network(_fold_scale(nodes)).eval().to(device)
 
 
 def as_network(model: nn.Module, *, parametrized: bool = False) -> Network:
@@ -93,7 +93,7 @@ def as_network(model: nn.Module, *, parametrized: bool = False) -> Network:
     graph = _Graph(parametrized)
     with torch.no_grad():
         graph.add(model, "", INPUT)
-    return Network(_fold_scale(graph.nodes, any_linear=False, heads=graph.heads))
+    return Network(_fold_scale(graph.nodes, graph.heads))
 
 
 def prove(
@@ -326,24 +326,21 @@ def _in_float32(node: Node) -> Op:
     return op
 
 
-def _fold_scale(nodes: list[Node], *, any_linear: bool, heads: set[str] | None = None) -> list[Node]:
-    """A last ``Scale`` joins the linear map before it, if that is allowed and loses no accuracy."""
+def _fold_scale(nodes: list[Node], heads: set[str] | None = None) -> list[Node]:
+    """A last ``Scale`` joins the linear map before it, one of ``heads`` if given, unless that loses accuracy."""
     if len(nodes) < 2 or nodes[-1].inputs != (nodes[-2].name,):
         return nodes
     linear, scale = nodes[-2].op, nodes[-1].op
     if not isinstance(linear, ops.Linear) or not isinstance(scale, ops.Scale):
         return nodes
-    if not any_linear and nodes[-2].name not in (heads or set()):
+    if heads is not None and nodes[-2].name not in heads:
         return nodes
-    weight = (linear.weight.double() * scale.factor).float()
-    bias = None if linear.bias is None else (linear.bias.double() * scale.factor).float()
-    for old, new in ((linear.weight, weight), (linear.bias, bias)):
-        if old is not None and new is not None:
-            accurate = (new.abs() >= 2.0**-100) & torch.isfinite(new) | (old == 0)
-            if not bool(accurate.all()):
-                return nodes
-    joined = ops.Linear(weight, bias, linear.axis, linear.groups)
-    return [*nodes[:-2], Node(nodes[-2].name, joined, nodes[-2].inputs)]
+    old = {name: tensor for name, tensor in linear._buffers.items() if tensor is not None}
+    new = {name: (tensor.double() * scale.factor).float() for name, tensor in old.items()}
+    accurate = [(new[name].abs() >= 2.0**-100) & torch.isfinite(new[name]) | (old[name] == 0) for name in old]
+    if not all(bool(entries.all()) for entries in accurate):
+        return nodes
+    return [*nodes[:-2], Node(nodes[-2].name, linear.clone(**new), nodes[-2].inputs)]
 
 
 # --- Residual layers: γ verified for the stored weight ---

@@ -5,7 +5,6 @@ A new step is one class here (what runs, what is proved, its fields) and one in 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections import Counter
@@ -520,21 +519,21 @@ def _taken(x: Tensor, axis: int, index: tuple[int, ...], value: float) -> Tensor
 
 
 class Flexible(Op):
-    """A step without tensors whose sizes follow from the shape of its input: ``make(shape)`` is the op for it.
+    """A step without tensors whose sizes follow from the shape of its input: the op is make(*settings, shape).
 
     ``isometry``: whether it only moves, drops or adds entries, so that its constant is 1 for every shape.
     """
 
     op = "flexible"
 
-    def __init__(self, make: Callable[[Shape], Op], isometry: bool = False) -> None:
+    def __init__(self, make: Callable[..., Op], settings: tuple[Any, ...] = (), isometry: bool = False) -> None:
         super().__init__()
-        self.make, self.isometry = make, isometry
+        self.make, self.settings, self.isometry = make, settings, isometry
         self._made: dict[Shape, Op] = {}
 
     def at(self, shape: Shape) -> Op:
         if shape not in self._made:
-            self._made[shape] = self.make(shape)
+            self._made[shape] = self.make(*self.settings, shape)
         return self._made[shape]
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -550,10 +549,7 @@ class Flexible(Op):
         return self.at(shape).prove(shape, block)
 
     def extra_repr(self) -> str:
-        make = self.make
-        if not isinstance(make, functools.partial):
-            return getattr(make, "__name__", "")
-        return ", ".join([make.func.__name__, *map(repr, make.args)])
+        return ", ".join([self.make.__name__, *map(repr, self.settings)])
 
 
 class GroupSort(Move):
@@ -671,11 +667,7 @@ class BatchNorm(PerChannel):
         offset = bias_norm(
             torch.from_numpy(np.abs(array(bias).astype(np.float64)) + 2 * shift), None, math.prod(shape)
         )
-        inner = relative_error(12, 1.0)
-
-        def error(norms: Tensor, u: float) -> Tensor:
-            return inner(constant * norms + 2 * offset, u)
-
+        error = affine_error(11, constant, 2 * offset)
         biggest = max(widest, largest(self.mean, self.variance, weight, bias))
         return Proof(out, constant, "largest factor", error, largest=biggest)
 
@@ -1120,12 +1112,8 @@ class Combination(Op):
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         gains = tuple(float(value) for value in self.weights)
         total = above(sum((Fraction(gain) for gain in gains), Fraction(0)))
-        count, biggest = len(gains), largest(self.weights)
-
-        def error(norms: Tensor, u: float) -> Tensor:  # norms: Σ α_k Z_k
-            return ROUND * g(count + 2, u) * norms + UNDERFLOW[u]
-
-        return Proof(shape, total, "weights", error, largest=max(1.0, biggest), gains=gains)
+        error = relative_error(len(gains) + 2, 1.0)  # of Σ α_k Z_k
+        return Proof(shape, total, "weights", error, largest=max(1.0, largest(self.weights)), gains=gains)
 
 
 class Assumed(Op):

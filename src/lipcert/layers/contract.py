@@ -43,8 +43,12 @@ class NonExpansive(LipschitzLayer):
     activation: SlopeRestricted | None = None
 
     def proved_constant(self) -> float:
-        if self.activation is not None:
-            check_activation(self.activation)
+        sigma = self.activation
+        if sigma is not None and (type(sigma) is not SlopeRestricted or SLOPE_RESTRICTED.get(sigma.name) != sigma):
+            raise NotCertified(
+                f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it, got another "
+                "function. Build the layer with the activation's name."
+            )
         return 1.0
 
 
@@ -109,15 +113,6 @@ class BoundedLayer(NonExpansive):
                 f"{self.columns().count}. Build the layer with its bound."
             )
         return super().proved_constant()
-
-
-def check_activation(activation: SlopeRestricted) -> None:
-    """Raise ``NotCertified`` unless σ is one of lipcert's, with slopes in [0, 1]."""
-    if type(activation) is not SlopeRestricted or SLOPE_RESTRICTED.get(activation.name) != activation:
-        raise NotCertified(
-            f"activation must be one of {sorted(SLOPE_RESTRICTED)} as lipcert defines it; got another function "
-            f"named {activation.name!r}. Build the layer with the activation's name."
-        )
 
 
 def require_finite(module: nn.Module) -> None:
