@@ -39,7 +39,7 @@ class SlopeRestricted:
     @property
     def assumes(self) -> tuple[str, ...]:
         """What its rounding bound assumes of the platform; empty for comparisons and products."""
-        return (f"{self.name} within {ULPS} ulp",) if self.roundings > 1 else ()
+        return (f"{self.name} within {ULPS} ulp",) if self.roundings >= 2 * ULPS else ()
 
     def scaled(self, u: Tensor, scale: Tensor) -> Tensor:
         """σ(s·u)/s, the σ that acts on Ŵ = W/s; the slopes are those of σ."""

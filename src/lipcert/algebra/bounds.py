@@ -224,7 +224,7 @@ class Rescaled(Bound):
 
 
 class Spectral(Bound):
-    """T = ‖W‖² I, by a proved upper bound: spectral normalisation (affine) and CPL (residual).
+    """T = ‖W‖² I, by a proved upper bound: spectral normalization (affine) and CPL (residual).
 
     Gram iteration: ‖G‖ ≤ ‖G^(2^k)‖^(1/2^k) for every k = ``iterations`` in the Frobenius and in the
     maximum row sum norm; a convolution takes the largest over a grid of frequencies, enlarged by the

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PADDING_MODES = ("zeros", "circular")
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of spatial axes
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from lipcert.algebra.gram import Columns, absolute_gram, half_lags, taps_of
+from lipcert.algebra.gram import CONVOLVE, Columns, absolute_gram, half_lags, taps_of
 from lipcert.algebra.scale import no_autocast, transformed
 
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 IN_WEIGHT: dict[int, Any] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 BLOCK = 256  # rows of the Gram matrix at a time: large enough for BLAS, small enough for half the work
 

@@ -66,7 +66,7 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:  # (frequencies, n, m), (N, m,
 
 
 def block_composition(matrix: Tensor, projections: Tensor, method: str) -> Tensor:
-    """BCOP: (n, m) orthonormalised, composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
+    """BCOP: (n, m) orthonormalized, composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
 
     ``projections`` is (steps, c, r) with c = max(n, m): P = VVᵀ, V orthonormal from the c × r of a step.
     """

@@ -114,22 +114,17 @@ def certify(
             f"labels must lie from 0 to {classes - 1}; got {int(labels.min())} to {int(labels.max())}. "
             "Number the classes from 0."
         )
-    radii: list[Tensor] = []
-    guesses: list[Tensor] = []
-    errors: list[Tensor] = []
+    nothing = torch.zeros(0, dtype=torch.float64)
+    batches = [(nothing, nothing.long(), nothing)]
     for start in range(0, len(images), batch_size):
         part = slice(start, start + batch_size)
         wanted = None if labels is None else labels[part].cpu().long()
-        results = _certify_batch(proved, images[part].double().cpu(), wanted, arithmetic)
-        for column, value in zip((radii, guesses, errors), results, strict=True):
-            column.append(value)
+        batches.append(_certify_batch(proved, images[part].double().cpu(), wanted, arithmetic))
         show(min(start + batch_size, len(images)), len(images))
-    empty = torch.zeros(0)
-    joined = [torch.cat(values) if values else empty for values in (radii, guesses, errors)]
-    predictions = joined[1].long()
+    radii, predictions, errors = (torch.cat(column) for column in zip(*batches, strict=True))
     labels = predictions if labels is None else labels.cpu().long()
     correct = predictions == labels
-    lost = correct & ~torch.isfinite(joined[2]) & torch.isfinite(images.detach().cpu()).flatten(1).all(dim=1)
+    lost = correct & ~torch.isfinite(errors) & torch.isfinite(images.detach().cpu()).flatten(1).all(dim=1)
     if bool(lost.any()):
         warnings.warn(
             f"{int(lost.sum())} of {len(images)} inputs have radius 0 because their norms exceed what the rounding "
@@ -137,7 +132,7 @@ def certify(
             stacklevel=3,
         )
     return CertificationResult(
-        joined[0].double(),
+        radii,
         correct,
         predictions,
         labels,
@@ -146,7 +141,7 @@ def certify(
         if arithmetic == "float64" or proved.rounding_known
         else "real, up to the rounding of the logits",
         tuple(part.name for part in proved.parts if part.proof.assumed),
-        joined[2].double(),
+        errors,
         proved.assumes,
     )
 

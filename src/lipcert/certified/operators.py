@@ -21,17 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.algebra.gram import CONVOLVE
 from lipcert.certified.op import Shape, array, example_axis, largest, require
 from lipcert.errors import NotCertified
-from lipcert.layers.operators import pad_circular, unpad_circular
+from lipcert.layers.operators import TRANSPOSE, pad_circular, unpad_circular
 from lipcert.verified import convolution, dense
 from lipcert.verified.dense import Bound, RowSums
 from lipcert.verified.torus import torus_kappa, torus_norm_bound, torus_rho_bound
 
 Weights = tuple[Tensor, ...]
 Product = Callable[[Tensor, Tensor], Tensor]
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 def blocked(a: Tensor, b: Tensor, block: int | None) -> Tensor:
@@ -64,7 +63,7 @@ def placed(axis: int, x: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Dense:
-    """x ↦ Vx along one axis, in groups of neighbours; every other axis is a position."""
+    """x ↦ Vx along one axis, in groups of neighbors; every other axis is a position."""
 
     axis: int = -1
     groups: int = 1

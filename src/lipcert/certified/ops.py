@@ -351,7 +351,7 @@ def _only_float64(error: Error) -> Error:
 
 
 class ResidualLinear(Residual):
-    """A residual with a dense weight along one axis, in groups of neighbours."""
+    """A residual with a dense weight along one axis, in groups of neighbors."""
 
     op = "residual_linear"
 
@@ -553,7 +553,7 @@ class Flexible(Op):
 
 
 class GroupSort(Move):
-    """Sort each group of ``size`` neighbours along ``axis``. MaxMin is size 2, descending."""
+    """Sort each group of ``size`` neighbors along ``axis``. MaxMin is size 2, descending."""
 
     op = "group_sort"
 

@@ -8,7 +8,6 @@ than one entry. Both exporters note paths of this machine, which are removed.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import logging
 import warnings
@@ -130,12 +129,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
 
 
 def _program(network: nn.Module, input_shape: tuple[int, ...]) -> torch.export.ExportedProgram:
-    """The network of a copy with tensors of its own (a view would be stored with all it is a view of)."""
-    network = copy.deepcopy(network)
-    for module in network.modules():
-        for name, tensor in module._buffers.items():
-            if tensor is not None:
-                module._buffers[name] = tensor.detach().cpu().contiguous().clone()
+    """The program of a network, whose ops own their tensors: a view would be stored with all it is a view of."""
     with torch.no_grad():
         network(
             torch.zeros(1, *input_shape)

@@ -18,7 +18,7 @@ from lipcert.layers.contract import NonExpansive
 
 
 class _Grouped(NonExpansive):
-    """A 1-Lipschitz map of every group of ``group_size`` neighbours along ``dim``."""
+    """A 1-Lipschitz map of every group of ``group_size`` neighbors along ``dim``."""
 
     def __init__(self, group_size: int, dim: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Grouped(NonExpansive):
 
 
 class MaxMin(_Grouped):
-    """(a, b) ↦ (max(a, b), min(a, b)) on neighbouring channels (Anil et al. 2019): a permutation at every point."""
+    """(a, b) ↦ (max(a, b), min(a, b)) on neighboring channels (Anil et al. 2019): a permutation at every point."""
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__(2, dim)

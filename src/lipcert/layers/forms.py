@@ -5,6 +5,7 @@ A form holds a weight, a bias and a choice of T. It is 1-Lipschitz whenever Wᵀ
 
 from __future__ import annotations
 
+import abc
 import math
 
 import torch
@@ -206,6 +207,7 @@ class OnCircle(NonExpansive):
     """
 
     operator: Circular
+    in_channels: int
 
     def _set_up(
         self,
@@ -246,9 +248,18 @@ class OnCircle(NonExpansive):
         """Q as a kernel of ``nn.Conv2d`` with circular padding, on images in strides."""
         return self.operator.kernel(self.weight, self.projections)
 
-    def rearranged(self, x: Tensor, channels: int) -> Tensor:  # (N, channels, H, W) → (N, channels·s², H/s, W/s)
+    @abc.abstractmethod
+    def compute(self, x: Tensor) -> Tensor:
+        """The formula of the layer, of what ``rearranged`` gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with no_autocast(x):
+            y = self.compute(self.rearranged(x))
+        return (y if x.ndim == 4 else y[0]).to(x.dtype)
+
+    def rearranged(self, x: Tensor) -> Tensor:  # (N, channels, H, W) → (N, channels·s², H/s, W/s)
         """x checked, widened and with the pixels of each stride moved to channels."""
-        image = tuple(size * self.stride for size in self.operator.image)
+        channels, image = self.in_channels, tuple(size * self.stride for size in self.operator.image)
         if x.ndim not in (3, 4) or tuple(x.shape[-3:]) != (channels, *image):
             raise ValueError(
                 f"{type(self).__name__} expects (N, {channels}, {image[0]}, {image[1]}); got {tuple(x.shape)}. "
@@ -264,7 +275,8 @@ class OnCircle(NonExpansive):
         )  # which torch would leave as it is
 
     def extra_repr(self) -> str:
-        return f"{self.operator}, stride={self.stride}, bias={self.bias is not None}"
+        sigma = "" if self.activation is None else f", activation={self.activation.name!r}"
+        return f"{self.operator}, stride={self.stride}, bias={self.bias is not None}{sigma}"
 
 
 class Sandwich(NonExpansive):
@@ -632,13 +644,9 @@ class OrthogonalConv2d(OnCircle):
         biases = outputs if bias else None
         self._set_up((inputs, outputs), kernel_size, image_size, method, stride, biases, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        with no_autocast(x):
-            batch = self.rearranged(x, self.in_channels)
-            y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections), batch)
-            if self.bias is not None:
-                y = y + at_least_float32(self.bias)[:, None, None]
-        return (y if x.ndim == 4 else y[0]).to(x.dtype)
+    def compute(self, x: Tensor) -> Tensor:
+        y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections), x)
+        return y if self.bias is None else y + at_least_float32(self.bias)[:, None, None]
 
 
 class OrthogonalResidualConv2d(OnCircle):
@@ -671,23 +679,17 @@ class OrthogonalResidualConv2d(OnCircle):
     ) -> None:
         super().__init__()
         self.activation = slope_restricted(activation)
-        both = (positive_int("channels", channels), positive_int("hidden", hidden))
+        self.in_channels = positive_int("channels", channels)
+        both = (channels, positive_int("hidden", hidden))
         self._set_up(both, kernel_size, image_size, method, 1, hidden if bias else None, device, dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        operator = self.operator
-        with no_autocast(x):
-            batch = self.rearranged(x, operator.inputs)
-            q = operator.orthonormal(self.weight, self.projections)
-            z = operator.apply(q, batch)
-            ones = torch.ones(operator.outputs, device=z.device, dtype=z.dtype)
-            bias = scaled_bias(self.bias, ones[0], ones)
-            z = z if bias is None else z + bias[:, None, None]
-            y = batch - 2 * operator.adjoint(q, self.activation.function(z))
-        return (y if x.ndim == 4 else y[0]).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation.name!r}"
+    def compute(self, x: Tensor) -> Tensor:
+        q = self.operator.orthonormal(self.weight, self.projections)
+        z = self.operator.apply(q, x)
+        ones = torch.ones(self.operator.outputs, device=z.device, dtype=z.dtype)
+        bias = scaled_bias(self.bias, ones[0], ones)
+        z = z if bias is None else z + bias[:, None, None]
+        return x - 2 * self.operator.adjoint(q, self.activation.function(z))
 
 
 class SandwichLinear(Sandwich):
@@ -785,12 +787,6 @@ class SandwichConv2d(Sandwich, OnCircle):
             high, wide = (size // 2 for size in self.operator.kernel_size)
             start_balanced_(self.weight.zero_()[:, :, high, wide])
 
-    def forward(self, x: Tensor) -> Tensor:
-        with no_autocast(x):
-            batch = self.rearranged(x, self.in_channels)
-            a, b = self.operator.matrices(self.weight).tensor_split((self.operator.outputs,), dim=2)
-            y = self.operator.adjoint(a, self.middle(self.operator.apply(b, batch)))
-        return (y if x.ndim == 4 else y[0]).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{OnCircle.extra_repr(self)}, activation={self.activation.name!r}"
+    def compute(self, x: Tensor) -> Tensor:
+        a, b = self.operator.matrices(self.weight).tensor_split((self.operator.outputs,), dim=2)
+        return self.operator.adjoint(a, self.middle(self.operator.apply(b, x)))

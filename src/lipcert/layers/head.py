@@ -1,4 +1,4 @@
-"""The last layer, normalised: each logit has a weight of norm 1 (last layer normalisation, Singla et al. 2022).
+"""The last layer, normalized: each logit has a weight of norm 1 (last layer normalization, Singla et al. 2022).
 
 The margin between two classes then changes by at most ‖w_i − w_j‖ ≤ 2 per unit of the input, a constant
 per *pair*; the constant of the whole map is another, larger number. Certificates use the pairs.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.activations import SlopeRestricted
-from lipcert.algebra.gram import PADDING_MODES, Columns, affine_columns, dense_columns, residual_columns
+from lipcert.algebra.gram import CONVOLVE, PADDING_MODES, Columns, affine_columns, dense_columns, residual_columns
 from lipcert.algebra.orthogonal import orthonormal, squared_norm
 from lipcert.algebra.scale import at_least_float32, autocasting, normalize, transformed
 from lipcert.algebra.torus import MAPS, block_composition, kernel_of, symbols
@@ -28,7 +28,6 @@ from lipcert.errors import NotCertified, one_of, positive_int
 from lipcert.layers.fused import fits, relu_residual
 
 Sizes = tuple[int, ...]
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -257,7 +256,7 @@ class Conv:
         return x + self.adjoint(back, z, x)
 
     def start(self, weight: Tensor) -> Sequence[Tensor]:
-        if all(s == 1 for s in self.stride):  # an orthogonal matrix at the centre keeps norms on every image
+        if all(s == 1 for s in self.stride):  # an orthogonal matrix at the center keeps norms on every image
             middle: tuple[Any, ...] = (slice(None), slice(None), *(k // 2 for k in self.kernel_size))
             weight = weight[middle]
         return weight.flatten(1).chunk(self.groups)  # with a stride, an orthogonal map of each patch
