@@ -1,6 +1,8 @@
 """Every link leads to a file of the repository, every anchor to a heading in it, and all files name one version."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -41,3 +43,12 @@ def test_one_version_everywhere():
     assert version == lipcert.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").startswith(f"# Changelog\n\n## {version}")
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    words = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=400)
+    assert result.returncode == 0, result.stderr
+    html = (tmp_path / "rounding.html").read_text(encoding="utf-8")
+    assert "ˆ" in html
+    assert not re.search(r"<munderover>[^ˆ]{0,200}ˆ", html), "the index of a hat stands below its letter"
