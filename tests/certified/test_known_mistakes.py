@@ -916,3 +916,35 @@ def test_softplus_has_no_jump_at_torchs_threshold():
     quotient = (h[1:] - h[:-1]).abs() / (x[1:] - x[:-1])
     # Steps of 1e-10 between numbers of size 20, rounded to 20·eps: 4e-5 each.
     assert quotient.max() <= 1 + 8 * 20 * EPS / 1e-10
+
+
+def test_smoothing_with_float_noise_certifies_what_it_misclassifies():
+    """Voráček & Hein (2023): x + ε rounds, and the low bits of the sum tell x from a neighbour 4e-7 away.
+
+    Every float32 ε ≤ −½ is a multiple of 2⁻²⁴. So ½ + ε is one, but (½ − 2⁻²⁵) + ε is an odd multiple of 2⁻²⁵, and
+    float32 holds those between −½ and ½. Such a pixel makes class 1; real Gaussian noise would never give one.
+    """
+    sigma, alpha, pixels, samples = 0.5, 0.001, 128, 1000
+
+    def classify(z):
+        scaled = z.flatten(1).double() * 2**25
+        odd = (scaled.remainder(2) == 1) & (z.flatten(1).abs() < 0.5) & (z.flatten(1) < 0)
+        return torch.stack([~odd.any(dim=1), odd.any(dim=1)], dim=1).float()
+
+    def float_counts(x):
+        noise = torch.randn(samples, pixels, generator=torch.Generator().manual_seed(0)) * sigma
+        return classify(x + noise).sum(dim=0)
+
+    x = torch.full((1, pixels), 0.5)
+    neighbour = x - 2.0**-25
+    assert (neighbour - x).norm() < 4e-7
+    # As published: all samples at x are class 0, so the radius is σΦ⁻¹(α^(1/n)) > 1. And the neighbour is class 1.
+    assert float_counts(x)[0] == samples
+    radius = sigma * torch.special.ndtri(torch.tensor(alpha ** (1 / samples)).double())
+    assert radius > 1
+    assert float_counts(neighbour)[1] == samples
+    # With the noise on the grid, both have the same answer, and the radii allow for the distance between them.
+    result = lc.certify(
+        classify, torch.cat([x, neighbour]), method="smoothing", sigma=sigma, n=samples, alpha=alpha
+    )
+    assert result.predictions[0] == result.predictions[1]

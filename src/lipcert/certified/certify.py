@@ -50,6 +50,21 @@ class CertificationResult:
     errors: Tensor | None = None  # (N,) float64: the largest rounding term 3E of each example
     assumes: tuple[str, ...] = ()  # what rounding bounds assume of the platform, e.g. "tanh within 8 ulp"
     method: str = "lipschitz"  # a name of lipcert.certifiers.methods
+    # Of randomized smoothing alone:
+    confidence: float | None = None  # the probability that an image's radius holds; None: it holds, without chance
+    abstained: Tensor | None = None  # (N,) bool: no class was found; the prediction is −1
+    hits: Tensor | None = None  # (N,): how many of the ``samples`` gave the predicted class
+    samples: Tensor | None = None  # (N,)
+
+    @property
+    def guarantee(self) -> str:
+        """What the radii mean, in one sentence."""
+        if self.confidence is None:
+            return "No perturbation of an image by less than its radius changes the answer of this network."
+        return (
+            "Probabilistic: the radius of each image, on its own, holds with probability at least "
+            f"{self.confidence} over the random samples, for the smoothed classifier, not for the network itself."
+        )
 
     @property
     def natural_accuracy(self) -> float:
@@ -64,12 +79,15 @@ class CertificationResult:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per example."""
         for index in range(len(self.radii)):
-            yield {
+            row: dict[str, Any] = {
                 "index": index,
                 "label": int(self.labels[index]),
                 "prediction": int(self.predictions[index]),
                 "radius": float(self.radii[index]),
             }
+            if self.hits is not None and self.samples is not None:
+                row |= {"hits": int(self.hits[index]), "samples": int(self.samples[index])}
+            yield row
 
 
 @torch.no_grad()
@@ -102,11 +120,7 @@ def certify(
         raise ValueError(
             f"expected floating images (N, …); got {images.dtype} {tuple(images.shape)}. Pass data.inputs()."
         )
-    if labels is not None and (labels.dtype not in WHOLE or labels.shape != images.shape[:1]):
-        raise ValueError(
-            f"expected one integer label for each of {len(images)} images; got {labels.dtype} "
-            f"{tuple(labels.shape)}. Pass data.labels."
-        )
+    require_labels(images, labels)
     proved = usable_chain(model, images, arithmetic)
     classes = max(2, proved.shape[0])
     if labels is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -151,6 +165,15 @@ def require_tensors(**values: Tensor | None) -> None:
     for name, value in values.items():
         if value is not None and not isinstance(value, Tensor):
             raise ValueError(f"{name} must be a tensor; got {type(value).__name__}. Use torch.as_tensor.")
+
+
+def require_labels(images: Tensor, labels: Tensor | None) -> None:
+    """Raise ValueError unless there is one integer label for each image, or none at all."""
+    if labels is not None and (labels.dtype not in WHOLE or labels.shape != images.shape[:1]):
+        raise ValueError(
+            f"expected one integer label for each of {len(images)} images; got {labels.dtype} "
+            f"{tuple(labels.shape)}. Pass data.labels."
+        )
 
 
 def usable_chain(model: nn.Module | Proved, inputs: Tensor, arithmetic: str) -> Proved:
