@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -288,6 +289,58 @@ def call(
     code = process.wait()
     lines = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return code, lines[-1] if lines else ""
+
+
+def compute(
+    items: Mapping[str, T],
+    solve: Callable[[T], Mapping[str, Any]],
+    folder: Path,
+    workers: Workers | None,
+    *,
+    what: str,
+    tick: Callable[[], object] = lambda: None,
+) -> None:
+    """Write ``solve(item)`` to NAME.json in ``folder`` for each item that has no such file yet.
+
+    Args:
+        items: by name, in the order of their work.
+        solve: picklable, like the items.
+        workers: whose processes share the items; None for this process alone. Each process takes every n-th, since
+            it takes seconds to start one.
+        what: what is worked on, for messages: "attack".
+        tick: called now and then, to look at the files.
+    """
+    missing = [(name, item) for name, item in items.items() if not (folder / f"{name}.json").is_file()]
+    if workers is None:
+        _compute_group(missing, solve, folder, tick)
+    elif missing:
+        count = min(workers.slots, len(missing))
+        groups = [missing[start::count] for start in range(count)]
+        workers.run(partial(_start_group, solve=solve, folder=folder.resolve(), what=what), groups, tick=tick)
+    tick()
+
+
+def _start_group(group: Sequence[tuple[str, T]], solve: Callable[[T], object], folder: Path, what: str) -> None:
+    with locked_log(folder / f"{group[0][0]}.log") as log:
+        words = [what, *(name for name, _ in group)]
+        code, last = call(words, log, function=_compute_group, arguments=(group, solve, folder))
+    if code != 0:
+        raise OSError(
+            f"a process of the {what} died with exit code {code}, perhaps for lack of memory ({last}); {KEPT}"
+        )
+
+
+def _compute_group(
+    group: Sequence[tuple[str, T]],
+    solve: Callable[[T], object],
+    folder: Path,
+    tick: Callable[[], object] = lambda: None,
+) -> None:
+    for name, item in group:
+        file = folder / f"{name}.json"
+        if not file.is_file():  # a lost worker may have finished some
+            write_json(file, solve(item))
+        tick()
 
 
 def _leave_with_starter() -> None:

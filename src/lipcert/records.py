@@ -140,6 +140,42 @@ class CertifiedRecord(Record):
     device: Literal["cpu"] = "cpu"
 
 
+class SmoothedExample(Record):
+    """A row of certified-smoothing.jsonl."""
+
+    index: int = Field(ge=0)
+    label: int = Field(ge=0)
+    prediction: int = Field(ge=-1)  # −1: abstained
+    radius: float = Field(ge=0, lt=math.inf)
+    hits: int = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class SmoothedRecord(Record):
+    """certified-smoothing.json: radii of the smoothed classifier, each of which holds with a probability."""
+
+    format: Literal["lipcert-smoothing-1"] = "lipcert-smoothing-1"
+    data: str
+    split: str
+    examples: int = Field(ge=1)
+    images: str  # sha256
+    labels: str
+    weights: str  # sha256 of model.safetensors
+    sigma: float = Field(gt=0, lt=math.inf)
+    n0: int = Field(ge=1)
+    n: int = Field(ge=1)
+    alpha: float = Field(gt=0, lt=1)
+    seed: int = Field(ge=0)
+    levels: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    early_stop: float | None
+    confidence: float = Field(ge=0, lt=1)  # of each radius on its own
+    guarantee: str
+    assumes: tuple[str, ...] = Field(strict=False)
+    samples: int = Field(ge=0)  # over all images
+    cpu_seconds: float
+
+
 class AttackRow(Record):
     """A radius of an attack; shares are over the same examples."""
 
@@ -220,6 +256,9 @@ class RunFolder:
         self.audit_file = self.folder / "audit.json"
         self.certified_file = self.folder / "certified.json"
         self.examples_file = self.folder / "certified.jsonl"
+        self.smoothed_file = self.folder / "certified-smoothing.json"
+        self.smoothed_examples_file = self.folder / "certified-smoothing.jsonl"
+        self.smoothed_parts = self.folder / "certified-smoothing.parts"
         self.certificate_file = self.folder / "certificate.json"
         self.inputs_file = self.folder / "certificate.inputs.safetensors"
         self.report_file = self.folder / "report.html"
@@ -300,6 +339,18 @@ class RunFolder:
     @cached_property
     def certified_about(self) -> CertifiedRecord | None:
         return read(self.certified_file, CertifiedRecord, f"Run lipcert certify {self.where} --restart.")
+
+    @cached_property
+    def smoothed(self) -> SmoothedRecord | None:
+        return read(self.smoothed_file, SmoothedRecord, self._smooth_again)
+
+    @cached_property
+    def smoothed_examples(self) -> list[SmoothedExample] | None:
+        return read_rows(self.smoothed_examples_file, SmoothedExample, self._smooth_again)
+
+    @property
+    def _smooth_again(self) -> str:
+        return f"Run lipcert certify {self.where} --method smoothing with --restart."
 
     @cached_property
     def certificate(self) -> CertificateRecord | None:
@@ -401,7 +452,8 @@ class RunFolder:
         """The files that are about the present weights."""
         attacks = [self.attack_file(method) for method in METHODS]
         files = (self.certificate_file, self.certified_file, self.examples_file, self.inputs_file, self.audit_file)
-        every = (*files, *attacks, *(path.with_suffix(".jsonl") for path in attacks))
+        smoothed = (self.smoothed_file, self.smoothed_examples_file)
+        every = (*files, *smoothed, *attacks, *(path.with_suffix(".jsonl") for path in attacks))
         return [path for path in every if path.is_file()]
 
     # --- Laws ---
@@ -412,6 +464,7 @@ class RunFolder:
         if self.audited is not None:
             self._check_weights(self.audit_file, self.audited.weights, f"lipcert audit {self.where}")
         self._check_examples()
+        self._check_smoothed()
         for attack in self.attacks:
             self._check_attack(attack)
         return self
@@ -446,6 +499,19 @@ class RunFolder:
         if rows != claims:
             index = min(i for i in {*rows, *claims} if rows.get(i) != claims.get(i))
             raise ValueError(f"{path} and certificate.json differ at index {index}. {cure}")
+
+    def _check_smoothed(self) -> None:
+        """The rows are those of the record, and only a right answer has a radius."""
+        about, rows, path = self.smoothed, self.smoothed_examples, self.smoothed_examples_file
+        if about is None and rows is None:
+            return
+        if about is None or rows is None or len(rows) != about.examples:
+            raise ValueError(f"{path} and {self.smoothed_file.name} do not belong together. {self._smooth_again}")
+        self._check_weights(self.smoothed_file, about.weights, f"lipcert certify {self.where} --method smoothing")
+        for position, row in enumerate(rows):
+            right = row.prediction == row.label and row.hits <= row.samples <= about.n
+            if row.index != position or (row.radius > 0 and not right):
+                raise ValueError(f"{path}: row {position} contradicts itself or the record. {self._smooth_again}")
 
     def _check_attack(self, attack: AttackRecord) -> None:
         """The attack was on these weights; its table follows from its rows, and no row contradicts a radius."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +31,13 @@ from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
 from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
 from lipcert.models.spec import ModelSpec
-from lipcert.records import RADII, AttackRecord, CertifiedRecord, RunFolder, parse_radii
+from lipcert.records import RADII, AttackRecord, CertifiedRecord, RunFolder, SmoothedRecord, parse_radii
 from lipcert.training.checkpoint import load_model, load_spec
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from lipcert.attacks.attack import Method
+    from lipcert.certifiers.smoothing import Smoothing
     from lipcert.data.dataset import ImageData
     from lipcert.exporters.export import ExportReport, Format
     from lipcert.training.loop import Step
@@ -208,6 +211,9 @@ class Run(RunFolder):
         data_root: str | Path | None = None,
         examples: int | None = None,
         batch_size: int = 64,
+        smoothing: Smoothing | None = None,
+        jobs: int = 1,
+        cluster: str | None = None,
         restart: bool = False,
         out: str | Path | None = None,
         show: Show = _silent,
@@ -217,6 +223,11 @@ class Run(RunFolder):
         Args:
             data: a data set or a path; by default what the run was trained on.
             examples: only the first test images.
+            batch_size: images at a time. Smoothing has a setting of its own.
+            smoothing: settings of randomized smoothing. Then certified-smoothing.json and its rows are written
+                instead: radii of the smoothed classifier, each of which holds with a probability. What a killed
+                process had finished is kept.
+            jobs, cluster: processes that share the images of smoothing, or the address of a Dask scheduler.
             restart: replace radii that were certified with other settings.
             out: another folder for the results.
 
@@ -239,6 +250,10 @@ class Run(RunFolder):
             "labels": sha256_of(images.labels),
             "weights": self.weights,
         }
+        if smoothing is not None:
+            return self._smooth(smoothing, images, about, target, jobs, cluster, restart, show)
+        if jobs != 1 or cluster is not None:
+            raise ValueError("jobs and cluster are for smoothing; other radii are certified in this process.")
         before = target.certified_about
         if before is not None and not restart:
             if all(getattr(before, name) == value for name, value in about.items()):
@@ -262,6 +277,84 @@ class Run(RunFolder):
             write_rows(target.examples_file, result.rows())
             write_json(target.certified_file, record.model_dump())
             target.refresh()
+        return target
+
+    def _smooth(
+        self,
+        smoothing: Smoothing,
+        images: ImageData,
+        about: dict[str, Any],
+        target: RunFolder,
+        jobs: int,
+        cluster: str | None,
+        restart: bool,
+        show: Show,
+    ) -> RunFolder:
+        """``certify`` by randomized smoothing: image by image, each stored when it is finished."""
+        from lipcert.certifiers.smoothing import Task, answer_of, require_function, result_of, smooth_task
+        from lipcert.jobs import compute, damaged, open_store, open_workers
+
+        positive_int("jobs", jobs)
+        settings = about | asdict(smoothing)
+        before = target.smoothed
+        if before is not None and not restart:
+            different = [name for name, value in settings.items() if getattr(before, name) != value]
+            if not different:
+                return target
+            name = different[0]
+            raise ValueError(
+                f"{target.smoothed_file} holds radii with {name} {getattr(before, name)!r:.40}; got "
+                f"{settings[name]!r:.40}. Add --restart to replace them, or --out FOLDER to keep both."
+            )
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1 and (jobs > 1 or cluster):
+            raise ValueError("torchrun starts the processes itself. Leave --jobs and --cluster out.")
+        inputs = as_inputs(images.images)
+        tasks = {str(index): Task(index, image) for index, image in enumerate(inputs.numpy())}
+        parts = target.smoothed_parts
+        decides = settings | {"torch": torch.__version__}
+        with self.alone(), _group(world) as wait_for_all, ExitStack() as stack:
+            network = self.frozen()
+            torch.set_num_threads(1)
+            require_function(network.eval(), inputs[0], smoothing)
+            what = "an unfinished smoothing"
+            store = None if rank else stack.enter_context(open_store(parts, decides, what=what, restart=restart))
+            wait_for_all()
+            share = dict(list(tasks.items())[rank::world])
+            left = set(share)
+
+            def tick() -> None:
+                left.difference_update([name for name in left if (parts / f"{name}.json").is_file()])
+                show(len(share) - len(left), len(share))
+
+            workers = stack.enter_context(open_workers(jobs, cluster, parts)) if jobs > 1 or cluster else None
+            solve = partial(smooth_task, model=network, settings=smoothing)
+            compute(share, solve, parts, workers, what="smoothing", tick=tick)
+            wait_for_all()
+            if store is None:  # the first process writes
+                return target
+            answers = []
+            for name in tasks:
+                try:
+                    answers.append(answer_of(store.load(f"{name}.json") or {}, smoothing))
+                except (ValueError, TypeError, KeyError):
+                    raise damaged(parts / f"{name}.json") from None
+            result = result_of([answer for answer, _ in answers], images.labels, smoothing)
+            assert result.confidence is not None
+            assert result.samples is not None
+            record = SmoothedRecord(
+                **settings,
+                confidence=result.confidence,
+                guarantee=result.guarantee,
+                assumes=result.assumes,
+                samples=int(result.samples.sum()),
+                cpu_seconds=round(sum(seconds for _, seconds in answers), 3),
+            )
+            target.smoothed_file.unlink(missing_ok=True)  # written last: where it is, the rest is
+            write_rows(target.smoothed_examples_file, result.rows())
+            write_json(target.smoothed_file, record.model_dump())
+            target.refresh()
+            store.remove()
         return target
 
     def attack(
@@ -392,6 +485,19 @@ class Run(RunFolder):
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+@contextmanager
+def _group(world: int) -> Iterator[Callable[[], None]]:
+    """A function in which the processes of torchrun wait for each other; one process never waits."""
+    if world == 1:
+        yield lambda: None
+        return
+    dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares may take hours longer than others
+    try:
+        yield dist.barrier
+    finally:
+        dist.destroy_process_group()
 
 
 def _certify_shared(

@@ -23,7 +23,7 @@ from lipcert.runs import Run
 from lipcert.training import checkpoint
 from lipcert.training.checkpoint import load_model
 from lipcert.training.config import LOSS_SETTINGS, TrainConfig, learning_rate_factor, radius_factor
-from lipcert.training.loop import Diverged, peak_bytes, train
+from lipcert.training.loop import Diverged, Trainer, peak_bytes, train
 from lipcert.training.objective import make_loss
 from processes import ENVIRONMENT, command
 
@@ -66,7 +66,7 @@ def same(a, b):
     ids=["terminated", "killed"],
 )
 def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path, how, model):
-    flags = [*FLAGS, f"--model={model}"]
+    flags = [*FLAGS, f"--model={model}", "--noise=0.1"]
     whole = command("train", *flags, "--out", str(tmp_path / "whole"))
     assert whole.returncode == 0, whole.stderr
     folder = tmp_path / "parts"
@@ -108,6 +108,26 @@ def test_an_interrupted_run_ends_bit_for_bit_like_an_uninterrupted_one(tmp_path,
     assert content == files(folder)
 
 
+def test_noise_is_gaussian_and_comes_after_the_augmentation(tmp_path):
+    data = load_data("digits", "train"), load_data("digits", "test")
+    batch = torch.arange(512)
+
+    def inputs(step=0, **changes):
+        trainer = Trainer(TrainConfig(**SETTINGS, augment="flip", **changes), RunFolder(tmp_path), data, evaluator)
+        trainer.step = step
+        return trainer._share(batch)[0]
+
+    noisy, noise = inputs(noise=0.5), inputs(noise=0.5) - inputs()
+    assert torch.equal(noisy, inputs(noise=0.5))  # a function of seed and step
+    assert not torch.equal(noisy, inputs(noise=0.5, step=1))
+    assert not torch.equal(noisy, inputs(noise=0.5, seed=1))
+    count = noise.numel()  # six standard errors each
+    assert noise.mean().abs() < 6 * 0.5 / count**0.5
+    assert (noise.std() - 0.5).abs() < 6 * 0.5 / (2 * count) ** 0.5
+    assert ((noise.abs() < 0.5).double().mean() - 0.6827).abs() < 6 * 0.5 / count**0.5
+    assert noisy.min() < -1  # never clipped
+
+
 def test_steps_end_a_run_wherever_in_an_epoch_that_is(tmp_path):
     rows = run(tmp_path, steps=14)  # an epoch has 11
     assert [row["step"] for row in rows] == [11, 14]
@@ -126,7 +146,7 @@ def test_two_processes_equal_one(tmp_path):
     error moves a weight by the whole learning rate.
     """
     # Not the orthogonal start: its Gram is diagonal, and the gradient of log_q there is rounding and nothing else.
-    flags = [*FLAGS, "--epochs=1", "--batch-size=1400", "--overrides", "init", "xavier"]
+    flags = [*FLAGS, "--epochs=1", "--batch-size=1400", "--noise=0.1", "--overrides", "init", "xavier"]
     one = command("train", *flags, "--out", str(tmp_path / "one"))
     assert one.returncode == 0, one.stderr
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -9,7 +9,7 @@ what the smaller ones left standing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,7 @@ from torch import nn
 
 from lipcert.attacks.attack import Method, attack
 from lipcert.attacks.evidence import Claims, Finding, rows_of, to_attack
-from lipcert.files import write_json
-from lipcert.jobs import KEPT, Store, Workers, call, damaged, locked_log
+from lipcert.jobs import Store, Workers, compute, damaged
 
 SHARD = 32
 
@@ -82,7 +81,8 @@ def attack_in_shards(
             show(settled + new, total, worked + new)
 
         tick()
-        _attack_all(network, missing, store.folder, workers, tick)
+        todo_by_name = {shard.name: shard for shard in missing}
+        compute(todo_by_name, partial(attack_shard, network), store.folder, workers, what="attack", tick=tick)
         for shard in missing:
             settled, worked = settled + len(shard.indices), worked + len(shard.indices)
         for shard in shards:
@@ -93,52 +93,9 @@ def attack_in_shards(
     return rows, seconds
 
 
-def _attack_all(
-    network: nn.Module,
-    shards: Sequence[Shard],
-    folder: Path,
-    workers: Workers | None,
-    tick: Callable[[], object],
-) -> None:
-    """Fill the files of all shards. Each process takes every n-th, since it takes seconds to start one."""
-    if workers is None:
-        _attack_group(network, shards, folder, tick)
-    elif shards:
-        count = min(workers.slots, len(shards))
-        groups = [shards[start::count] for start in range(count)]
-        workers.run(partial(_run_group, network=network, folder=folder.resolve()), groups, tick=tick)
-    tick()
-
-
-def _run_group(shards: Sequence[Shard], network: nn.Module, folder: Path) -> None:
-    with locked_log(folder / f"{shards[0].name}.log") as log:
-        code, last = call(
-            ["attack", *(shard.name for shard in shards)],
-            log,
-            function=_attack_group,
-            arguments=(network, shards, folder),
-        )
-    if code != 0:
-        raise OSError(
-            f"a process of the attack died with exit code {code}, perhaps for lack of memory ({last}); {KEPT}"
-        )
-
-
-def _attack_group(
-    network: nn.Module,
-    shards: Sequence[Shard],
-    folder: Path,
-    tick: Callable[[], object] = lambda: None,
-) -> None:
-    torch.set_num_threads(1)
-    for shard in shards:
-        if not _file(folder, shard).is_file():  # a lost worker may have finished some
-            write_json(_file(folder, shard), attack_shard(network, shard))
-        tick()
-
-
 def attack_shard(network: nn.Module, shard: Shard) -> dict[str, Any]:
     """Attack the examples of one shard, all at once; what its file holds."""
+    torch.set_num_threads(1)
     began = time.process_time()
     result = attack(
         network,

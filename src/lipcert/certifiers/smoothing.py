@@ -15,9 +15,10 @@ f ties or gives NaN count for no class. Rounding: p, Φ⁻¹ and the radius down
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -342,6 +343,30 @@ def result_of(answers: list[Smoothed], labels: Tensor | None, settings: Smoothin
     )
 
 
-def settings_of(settings: Smoothing) -> dict[str, Any]:
-    """The settings as JSON."""
-    return asdict(settings)
+@dataclass(frozen=True)
+class Task:
+    """One image to smooth around, in whatever process. An array, since those travel by themselves."""
+
+    index: int
+    image: npt.NDArray[np.float32]
+
+
+def smooth_task(task: Task, model: nn.Module, settings: Smoothing) -> dict[str, Any]:
+    """What is known of the image of a task, as JSON, with the CPU seconds that it took."""
+    torch.set_num_threads(1)  # sums in the same order, however many processes work
+    began = time.process_time()
+    with evaluating(model) as classifier:
+        answer = smooth_image(classifier, torch.from_numpy(task.image), task.index, settings)
+    return asdict(answer) | {"cpu_seconds": time.process_time() - began}
+
+
+def answer_of(stored: Mapping[str, Any], settings: Smoothing) -> tuple[Smoothed, float]:
+    """A stored answer and its CPU seconds; ValueError if its numbers do not fit together."""
+    answer = Smoothed(*(stored[field.name] for field in fields(Smoothed)))
+    if not 0 <= answer.hits <= answer.samples <= settings.n:
+        raise ValueError("the counts of a stored answer do not fit its settings.")
+    # Early stopping may have proved the radius at an earlier look, whose hits are not stored.
+    checkable = answer.samples > 0 and settings.early_stop is None
+    if checkable and not answer.radius <= settings.radius(answer.hits, answer.samples, settings.tested):
+        raise ValueError("the radius of a stored answer does not follow from its hits.")
+    return answer, float(stored["cpu_seconds"])

@@ -89,6 +89,8 @@ class TrainConfig(ReadableErrors, BaseModel):
     """Share of the hinge (hkr: 0.99)."""
     augment: Augmentation = "none"
     """Data augmentation of the training images."""
+    noise: float | None = Field(default=None, gt=0)
+    """Standard deviation of Gaussian noise added to the training images, for smoothing. None means no noise."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of the gradient. None means no clipping."""
     precision: Literal["no", "bf16", "fp16"] = "no"
