@@ -28,11 +28,11 @@ def test_the_constants_of_first_logits_follow_their_network():
     assert head.pairwise_bound().device == torch.device("cpu")
     assert not head.state_dict()
     network.to("meta")
-    assert head.unit_weight().device.type == "meta"
+    assert head.rows().device.type == "meta"
     assert head.pairwise_bound().device.type == "meta"
     with torch.device("meta"):  # as load_model builds a network, before it has weights
         assert lc.layers.FirstLogits(3).pairwise_bound().device == torch.device("cpu")
-    assert lc.layers.FirstLogits(3, device="meta").unit_weight().device.type == "cpu"
+    assert lc.layers.FirstLogits(3, device="meta").rows().device.type == "cpu"
 
 
 @pytest.mark.parametrize("loss", [lc.losses.OffsetCrossEntropy(), lc.losses.EMMA(0.4), lc.losses.KR()])

@@ -10,7 +10,17 @@ from torch.nn import functional as F
 
 import lipcert as lc
 from lipcert.certified.radius import certified_radii
-from lipcert.losses import EMMA, HKR, KR, CertificateRegularized, LogitAnnealing, MarginBoosting, MultiMargin
+from lipcert.losses import (
+    EMMA,
+    HKR,
+    KR,
+    CertificateRegularized,
+    GloRo,
+    GloRoTrades,
+    LogitAnnealing,
+    MarginBoosting,
+    MultiMargin,
+)
 
 OffsetCrossEntropy = lc.losses.OffsetCrossEntropy
 CLASSES = 5
@@ -89,6 +99,27 @@ def certificate_by_hand(gamma):
     return averaged(one)
 
 
+def gloro_by_hand(epsilon, one):
+    """``one`` of the logits with f_⊥ at their end, and the label."""
+
+    def batch(f, y, k=None):
+        k = np.full((f.shape[1],) * 2, math.sqrt(2)) if k is None else k
+        values = []
+        for n in range(len(y)):
+            j = int(np.argmax(f[n]))
+            bottom = max(f[n, i] + epsilon * k[i, j] for i in range(f.shape[1]) if i != j)
+            values.append(one(np.append(f[n], bottom), y[n]))
+        return np.mean(values)
+
+    return batch
+
+
+def divergence(z):
+    """KL([softmax f, 0] ‖ softmax [f, f_⊥]), term by term."""
+    p, q = np.exp(log_softmax(z[:-1])), np.exp(log_softmax(z))
+    return sum(a * math.log(a / b) for a, b in zip(p, q[:-1], strict=True) if a > 0)
+
+
 def kr_by_hand(f, y, _=None):
     total = 0.0
     for k in range(f.shape[1]):
@@ -123,11 +154,16 @@ LOSSES = {
         lambda: EMMA(0.6, loss=LogitAnnealing()),
         emma_by_hand([0.6] * 200, 0.01, lambda z, y: annealing_one(z, y, 2.0, 0.75, 5.0)),
     ),
+    "gloro": (lambda: GloRo(0.6), gloro_by_hand(0.6, cross_entropy)),
+    "gloro-trades": (
+        lambda: GloRoTrades(0.6, 1.7),
+        gloro_by_hand(0.6, lambda z, y: cross_entropy(z[:-1], y) + 1.7 * divergence(z)),
+    ),
     "certificate": (lambda: CertificateRegularized(0.3), certificate_by_hand(0.3)),
     "kr": (KR, kr_by_hand),
     "hkr": (lambda: HKR(0.9, 0.6), hkr_by_hand(0.9, 0.6)),
 }
-WITH_PAIRS = ["emma", "emma-bronet", "certificate"]
+WITH_PAIRS = ["emma", "emma-bronet", "gloro", "gloro-trades", "certificate"]
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -206,7 +242,7 @@ def test_the_certificate_pulls_the_rows_of_the_head_apart():
     x, labels = torch.randn(40, 7, dtype=torch.float64), torch.randint(CLASSES, (40,))
     for loss in (EMMA(0.3), CertificateRegularized(0.5)):
         head.zero_grad()
-        rows = head.unit_weight()
+        rows = head.rows()
         distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         loss(head(x), labels, distances).backward()
         assert torch.isfinite(head.weight.grad).all()
@@ -464,6 +500,8 @@ REFUSED = [
     (lambda: EMMA(torch.ones(3))(*batch()), r"\(5,\) of them, one per class; got shape \(3,\)"),
     (lambda: EMMA(0.1, floor=1.5), r"floor must be a finite number from 0 to 1; got 1.5"),
     (lambda: CertificateRegularized(-0.1), r"gamma must be .*got -0.1"),
+    (lambda: GloRo(-1.0), r"epsilon must be .*got -1.0.*36/255"),
+    (lambda: GloRoTrades(0.1, -1.0), r"weight must be .*got -1.0"),
     (lambda: HKR(alpha=100), r"alpha must be a finite number from 0 to 1; got 100.*λ/\(1 \+ λ\)"),
     (lambda: HKR(margin=-1), r"margin must be .*got -1"),
 ]

@@ -3,10 +3,12 @@
 Notation: f_j is the logit of class j, y the label, CE(f, y) = −log softmax(f)_y. A 1-Lipschitz network cannot
 scale its logits up, so plain cross entropy stops early; every loss here asks for a margin f_y − f_j in its own way.
 
-``EMMA`` and ``CertificateRegularized`` need how fast f_y − f_j can change per unit of the input. They take it as
-the third argument of ``forward``, ``pairwise``: one number for all pairs, or (C, C). The default √2 is right when
+``GloRo``, ``GloRoTrades``, ``EMMA`` and ``CertificateRegularized`` need how fast f_y − f_j can change per unit of
+the input. They take it as the third argument of ``forward``, ``pairwise``: one number for all pairs, or (C, C). The
+default √2 is right when
 the whole map to the logits is 1-Lipschitz; for a ``NormalizedHead`` pass ``head.pairwise_bound()`` (a constant) or
-``torch.cdist(head.unit_weight(), head.unit_weight())`` (the gradient then also pulls the rows apart, as published).
+``torch.cdist(head.rows(), head.rows())`` (the gradient then also pulls the rows apart, as published), times
+``lipcert.layers.lipschitz_estimate(backbone)`` where the norms of the layers below are tracked.
 Logits of less than float32 are computed in float32. No loss enters a certificate: rounding has no direction here.
 
 Shapes and dtypes are always checked. Values (labels in range, constants at least 0) are checked on a CPU only: on
@@ -231,6 +233,56 @@ class EMMA(_Loss):
         reach = (epsilon * _constants(pairwise, logits, labels)).masked_fill(_own(logits, labels), 0.0)
         share = (margins / reach.clamp_min(torch.finfo(logits.dtype).tiny)).clamp(self.floor, 1.0).detach()
         return self.loss(share * reach - margins, labels)
+
+
+class GloRo(_Loss):
+    """CE([f, f_⊥], y), f_⊥ = max_{i≠j} (f_i + ε·K_ij), j = argmax f (Leino, Wang & Fredrikson, ICML 2021).
+
+    f_⊥ is the logit of one more class, "not certified": with true constants K the answer j cannot change within ε
+    wherever f_j > f_⊥ (docs/training.md). In training K may be an estimate, then it is evidence.
+
+    Args:
+        epsilon: ε, the radius to train for.
+    """
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = _radius(epsilon)
+
+    def forward(self, logits: Tensor, labels: Tensor, pairwise: float | Tensor = SQRT2) -> Tensor:  # → ()
+        logits, labels = _batch(logits, labels)
+        bottom = _bottom(logits, self.epsilon, pairwise)
+        return F.cross_entropy(torch.cat((logits, bottom), dim=1), labels)
+
+
+class GloRoTrades(_Loss):
+    """CE(f, y) + weight · KL([softmax f, 0] ‖ softmax [f, f_⊥]), f_⊥ as in ``GloRo``: accuracy against robustness.
+
+    With p = softmax f and q = softmax [f, f_⊥] every quotient p_i/q_i is the same, 1 + exp(f_⊥ − log Σ exp f), so
+    that the divergence is softplus(f_⊥ − log Σ exp f).
+
+    Args:
+        epsilon: ε, the radius to train for.
+        weight: λ, of the second term.
+    """
+
+    def __init__(self, epsilon: float, weight: float = 1.0) -> None:
+        super().__init__()
+        self.epsilon = _radius(epsilon)
+        self.weight = _number("weight", weight, 0.0, cure="0 is plain cross entropy; GloRo's networks use 1 to 2.")
+
+    def forward(self, logits: Tensor, labels: Tensor, pairwise: float | Tensor = SQRT2) -> Tensor:  # → ()
+        logits, labels = _batch(logits, labels)
+        bottom = _bottom(logits, self.epsilon, pairwise)[:, 0]
+        divergence = F.softplus(bottom - torch.logsumexp(logits, dim=1))
+        return F.cross_entropy(logits, labels) + self.weight * divergence.mean()
+
+
+def _bottom(logits: Tensor, epsilon: float | Tensor, pairwise: float | Tensor) -> Tensor:  # (N, 1)
+    """f_⊥ = max_{i≠j} (f_i + ε·K_ij) with j = argmax f; a rival that ties with j gives at least f_j."""
+    answers = logits.detach().argmax(dim=1)
+    reach = _radius(epsilon, logits) * _constants(pairwise, logits, answers)
+    return (logits + reach).masked_fill(_own(logits, answers), -torch.inf).amax(dim=1, keepdim=True)
 
 
 class CertificateRegularized(_Loss):

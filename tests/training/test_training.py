@@ -22,7 +22,7 @@ from lipcert.records import RunFolder
 from lipcert.runs import Run
 from lipcert.training import checkpoint
 from lipcert.training.checkpoint import load_model
-from lipcert.training.config import LOSS_SETTINGS, TrainConfig, learning_rate_factor, radius_factor
+from lipcert.training.config import LOSS_SETTINGS, TrainConfig, growth_factor, learning_rate_factor
 from lipcert.training.loop import Diverged, Trainer, peak_bytes, train
 from lipcert.training.objective import make_loss
 from processes import ENVIRONMENT, command
@@ -221,7 +221,16 @@ SETTING_OF_LOSS = {
     "multi-margin": {"margin": 0.3},
     "margin-boosting": {"weight": 0.2},
     "logit-annealing": {"offset": 0.5, "temperature": 0.5, "beta": 1.0},
-    "emma": {"epsilon": 0.2},
+    "emma": {"epsilon": 0.2, "epsilon_schedule": "fixed"},
+    "emma-annealing": {
+        "epsilon": 0.2,
+        "epsilon_schedule": "fixed",
+        "offset": 0.5,
+        "temperature": 0.5,
+        "beta": 1.0,
+    },
+    "gloro": {"epsilon": 0.3, "epsilon_schedule": "half"},
+    "gloro-trades": {"epsilon": 0.3, "epsilon_schedule": "fixed", "weight": 2.0, "weight_schedule": "linear"},
     "certificate": {"gamma": 0.7},
     "kr": {},
     "hkr": {"alpha": 0.5, "margin": 0.3},
@@ -234,7 +243,7 @@ def test_every_loss_trains_and_each_of_its_settings_matters(tmp_path, loss):
     assert set(settings) == set(LOSS_SETTINGS[loss])
     first, *_, last = run(tmp_path / "plain", epochs=4, learning_rate=0.02, loss=loss)
     assert last["natural"] > 0.3  # chance is 0.1
-    assert loss == "emma" or last["loss"] < first["loss"]  # emma's radius grows meanwhile
+    assert loss.startswith("emma") or last["loss"] < first["loss"]  # emma's radius grows meanwhile
     for name, value in settings.items():
         changed = run(tmp_path / name, epochs=4, learning_rate=0.02, loss=loss, **{name: value})
         assert not same(load_state(tmp_path / "plain")["model"], load_state(tmp_path / name)["model"])
@@ -245,7 +254,7 @@ def test_a_setting_of_another_loss_is_an_error(tmp_path):
     for loss, known in LOSS_SETTINGS.items():
         for name in {n for names in LOSS_SETTINGS.values() for n in names} - set(known):
             with pytest.raises(ValueError, match=f"{name} is not a setting of the loss '{loss}'"):
-                TrainConfig(loss=loss, **{name: 0.5})
+                TrainConfig(loss=loss, **{name: "fixed" if name.endswith("schedule") else 0.5})
     assert "margin is not a setting of the loss 'offset'" in refused(
         "train", "--margin=1", "--out", str(tmp_path / "x")
     )
@@ -260,11 +269,13 @@ def test_the_pairwise_losses_see_the_head(tmp_path):
     logits[0, 0] = 1.0
     labels = torch.tensor([0])
     loss = make_loss(TrainConfig(loss="certificate", gamma=1.0))(model, logits, labels, 1.0)
-    rows = model[1].unit_weight()
+    rows = model[1].rows()
     radius = 1 / (rows[0] - rows[1:]).norm(dim=1).max()
     assert rows[1].allclose(-rows[0])
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, labels) - radius)
-    assert [radius_factor(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([1 / 30, 15.5 / 30, 1, 1])
+    assert [growth_factor(p, "half") for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([1 / 30, 15.5 / 30, 1, 1])
+    assert [growth_factor(p, "linear") for p in (0.0, 0.5, 1.0)] == pytest.approx([0.01, 0.505, 1])
+    assert [growth_factor(p, "fixed") for p in (0.0, 1.0)] == [1, 1]
 
 
 def test_overrides_from_the_command_line_change_the_architecture(tmp_path):

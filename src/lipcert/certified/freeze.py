@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lipcert.algebra.bounds import AOL, SLL, Rescaled, without_dead_columns
 from lipcert.algebra.gram import absolute_gram
-from lipcert.algebra.scale import alive, dead_as_in, scaled_bias
+from lipcert.algebra.scale import alive, at_least_float32, dead_as_in, scaled_bias
 from lipcert.certified import foreign, ops
 from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
 from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
@@ -32,7 +32,7 @@ from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
 from lipcert.intact import all_finite, require_intact
-from lipcert.layers import activation, forms, head, shape
+from lipcert.layers import activation, forms, head, shape, tracked
 from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
 from lipcert.layers.operators import Conv
 from lipcert.verified import convolution
@@ -222,6 +222,8 @@ class _Graph:
                 if hasattr(part, "require_sound"):
                     require_stated(part, "require_sound")
             require_finite(module)
+            if isinstance(module, tracked.Tracked):
+                module.require_sound()
             tensors = [*module.parameters(), *module.buffers()]
             near = module if all(tensor.is_cpu for tensor in tensors) else copy.deepcopy(module).cpu()
             dtypes = (tensor.dtype for tensor in module.parameters() if tensor.is_floating_point())
@@ -527,6 +529,20 @@ def _conv(layer: forms.Affine) -> list[Op]:
     return [ops.Conv(weight, _bias(layer), *_geometry(layer.operator))]
 
 
+def _tracked(layer: tracked.Tracked) -> list[Op]:
+    """W and b as they are: nothing was divided, so the constant is the norm that the op proves."""
+    weight, bias = layer.plain_weight().detach(), layer.plain_bias()
+    bias = None if bias is None else bias.detach()
+    if isinstance(layer.operator, Conv):
+        return [ops.Conv(weight, bias, *_geometry(layer.operator))]
+    return [ops.Linear(weight, bias)]
+
+
+def _linear_head(layer: head.LinearHead) -> list[Op]:
+    bias = None if layer.bias is None else at_least_float32(layer.bias).detach()
+    return [ops.Linear(layer.rows().detach(), bias)]
+
+
 # --- Circular convolutions: in the basis of their image's waves, or as plain ones where they have few taps ---
 
 
@@ -692,7 +708,9 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     forms.GeneralConv2d: _general,
     forms.SandwichLinear: _sandwich_linear,
     forms.SandwichConv2d: _sandwich_conv,
-    head.NormalizedHead: lambda layer: [ops.Linear(_doubled(layer).unit_weight().float(), _bias(layer))],
+    head.NormalizedHead: lambda layer: [ops.Linear(_doubled(layer).rows().float(), _bias(layer))],
+    **dict.fromkeys((tracked.TrackedLinear, tracked.TrackedConv2d, tracked.LinearResidualConv2d), _tracked),
+    head.LinearHead: _linear_head,
     head.FirstLogits: lambda layer: [flexible(foreign.take_channels, 0, layer.num_classes, 1)],
     activation.MaxMin: lambda layer: [ops.GroupSort(2, inner_axis(layer.dim), True)],
     activation.GroupSort: lambda layer: [ops.GroupSort(layer.group_size, inner_axis(layer.dim))],

@@ -1,7 +1,7 @@
-"""The last layer, normalized: each logit has a weight of norm 1 (last layer normalization, Singla et al. 2022).
+"""The last layer: normalized (each row of norm 1, Singla et al. 2022), plain, or the first coordinates.
 
-The margin between two classes then changes by at most ‖w_i − w_j‖ ≤ 2 per unit of the input, a constant
-per *pair*; the constant of the whole map is another, larger number. Certificates use the pairs.
+The margin between two classes changes by at most ‖w_i − w_j‖ per unit of the input, a constant per *pair*; the
+constant of the whole map is another, larger number. Certificates use the pairs. ``rows()`` are the w_i.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NormalizedHead(LipschitzLayer):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def unit_weight(self) -> Tensor:  # (num_classes, in_features)
+    def rows(self) -> Tensor:  # (num_classes, in_features)
         """The rows w_i/‖w_i‖."""
         with no_autocast(self.weight):
             return self._unit_rows(at_least_float32(self.weight))
@@ -71,7 +71,7 @@ class NormalizedHead(LipschitzLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         Dense(self.in_features, self.num_classes).require(x, self)
-        weight = self.unit_weight()
+        weight = self.rows()
         wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
         bias = None if self.bias is None else self.bias.to(weight.dtype)
         logits = F.linear(wide, weight, bias)
@@ -101,6 +101,69 @@ class NormalizedHead(LipschitzLayer):
         return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
 
 
+class LinearHead(LipschitzLayer):
+    """logits_i = w_iᵀx + b_i with rows of any norm: GloRo's last layer.
+
+    It also lets a 1-Lipschitz network learn the scale of its logits. The scale changes the loss and no radius.
+    ``lipschitz_bound()`` is the constant to all logits at once; for radii use ``pairwise_bound()``.
+
+    Shape:
+        (*, in_features) → (*, num_classes).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = positive_int("in_features", in_features)
+        self.num_classes = positive_int("num_classes", num_classes)
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def rows(self) -> Tensor:  # (num_classes, in_features)
+        return at_least_float32(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Dense(self.in_features, self.num_classes).require(x, self)
+        if self.weight.dtype in (torch.float32, torch.float64):
+            return F.linear(x, self.weight, self.bias)
+        bias = None if self.bias is None else at_least_float32(self.bias)
+        return F.linear(at_least_float32(x), self.rows(), bias).to(x.dtype)
+
+    def proved_constant(self) -> float:
+        """The verified norm of the map to all logits at once; for radii use ``pairwise_bound``."""
+        from lipcert.certified.freeze import constant_of  # which imports this module
+
+        return constant_of(self)
+
+    def pairwise_bound(self) -> Tensor:  # (num_classes, num_classes) float64
+        """‖w_i − w_j‖, rounded up."""
+        require_stated(self, "pairwise_bound")
+        require_finite(self)
+        with torch.no_grad():
+            rows = self.weight.double()
+            distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # of true differences
+        # A difference is rounded once, a sum of n squares at most n + 2 times; squares below 2⁻¹⁰²² may vanish.
+        up = 1 + 4 * (self.in_features + 8) * torch.finfo(torch.float64).eps
+        lost = math.sqrt(self.in_features) * 2.0**-510
+        return (distances * up + lost) * (1 - torch.eye(self.num_classes, device=rows.device, dtype=torch.float64))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
+
+
 class FirstLogits(TakeChannels):
     """The first coordinates of a 1-Lipschitz map as logits, as AOL's networks end: no parameters.
 
@@ -118,7 +181,7 @@ class FirstLogits(TakeChannels):
         empty = torch.empty(0, device="cpu" if place.type == "meta" else place)
         self.register_buffer("place", empty, persistent=False)
 
-    def unit_weight(self) -> Tensor:  # (num_classes, num_classes)
+    def rows(self) -> Tensor:  # (num_classes, num_classes)
         """The rows that logits are: unit vectors."""
         return torch.eye(self.num_classes, device=self.place.device)
 

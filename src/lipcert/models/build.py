@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lipcert.layers.forms import AffineConv2d, ResidualConv2d, ResidualLinear, orthogonal_start_
-from lipcert.layers.head import FirstLogits, NormalizedHead
+from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
 from lipcert.layers.shape import Center, Normalize, PadChannels, PadImage, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.families import FAMILIES
 from lipcert.models.pieces import changes_width, conv, dense
@@ -46,9 +46,11 @@ def build(spec: ModelSpec) -> nn.Sequential:
         _start_orthogonal(backbone)
     if spec.head == "first":
         return nn.Sequential(backbone, FirstLogits(spec.num_classes))
-    changes = spec.dense_layers > 0 and changes_width(spec)
+    dense_layers = spec.dense_layers + (spec.layout == "liresnet")  # whose neck is one, too
+    changes = dense_layers > 0 and changes_width(spec)
     width = spec.dense_hidden if changes else spec.features
-    return nn.Sequential(backbone, NormalizedHead(width, spec.num_classes))
+    head = LinearHead if spec.head == "plain" else NormalizedHead
+    return nn.Sequential(backbone, head(width, spec.num_classes))
 
 
 def _start_orthogonal(backbone: nn.Module) -> None:

@@ -4,6 +4,10 @@
   Trockman & Kolter 2021, Wang & Manchester 2023). A kernel is halved where the image is.
 - ``lipconvnet``: five groups of convolutions, each ending in one that halves the image and doubles the width
   (Singla & Feizi 2021, Xu et al. 2022).
+- ``c2f``: groups of two convolutions and a 4 × 4 one that halves the image, twice as wide from group to group; the
+  last group may have one less. 6C2F has two groups, 8C2F three (Lee et al. 2020, Leino et al. 2021).
+- ``liresnet``: a convolution that halves the image, tracked residual ones, an orthogonal map of each 4 × 4 pixels
+  and of all of them, orthogonal dense layers (Hu et al. 2023, 2024).
 - ``patches``: 4 × 4 pixels to channels, convolutions on them, dense layers of one width (Prach & Lampert 2022).
 """
 
@@ -13,7 +17,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lipcert.layers.shape import SpaceToDepth, TakeChannels
+from lipcert.layers.forms import OrthogonalLinear
+from lipcert.layers.shape import Pixelwise, SpaceToDepth, TakeChannels
 from lipcert.models.pieces import affine_conv, affine_dense, conv, dense
 from lipcert.models.spec import ModelSpec
 
@@ -62,4 +67,35 @@ def patches(spec: ModelSpec) -> Iterator[nn.Module]:
         yield affine_dense(spec, spec.dense_hidden, spec.dense_hidden)
 
 
-FAMILIES = {"kw_large": kw_large, "lipconvnet": lipconvnet, "patches": patches}
+def c2f(spec: ModelSpec) -> Iterator[nn.Module]:
+    inputs, (high, wide) = spec.image_shape[0], spec.pixels
+    left = spec.conv_layers
+    for group in range(spec.groups):
+        width = spec.channels * 2**group
+        for _ in range(min(left, 3) - 1):
+            yield from conv(spec, inputs, width, spec.kernel_size, (high, wide))
+            inputs = width
+        yield from conv(spec, width, width, 4, (high, wide), stride=2)
+        high, wide, left = high // 2, wide // 2, left - 3
+    yield nn.Flatten()
+    inputs = spec.features
+    for _ in range(spec.dense_layers):
+        yield from dense(spec, inputs, spec.dense_hidden)
+        inputs = spec.dense_hidden
+
+
+def liresnet(spec: ModelSpec) -> Iterator[nn.Module]:
+    width, block, (high, wide) = spec.channels, spec.pool, spec.pixels
+    yield from conv(spec, spec.image_shape[0], width, 2 * spec.stem + 1, (high, wide), stride=spec.stem)
+    for _ in range(spec.conv_layers):
+        yield from conv(spec, width, width, spec.kernel_size, (high, wide))
+    yield SpaceToDepth(block)
+    yield Pixelwise(OrthogonalLinear(width * block**2, width, method="cholesky", bias=False))
+    yield nn.Flatten()
+    inputs = spec.features
+    for _ in range(spec.dense_layers + 1):  # the first one is the neck's
+        yield from dense(spec, inputs, spec.dense_hidden)
+        inputs = spec.dense_hidden
+
+
+FAMILIES = {"kw_large": kw_large, "lipconvnet": lipconvnet, "patches": patches, "c2f": c2f, "liresnet": liresnet}

@@ -18,6 +18,7 @@ from lipcert.layers.forms import (
     SandwichLinear,
 )
 from lipcert.layers.shape import Pixelwise
+from lipcert.layers.tracked import LinearResidualConv2d, TrackedConv2d, TrackedLinear
 from lipcert.models.spec import ModelSpec
 
 # method → bound, where the names differ
@@ -34,16 +35,21 @@ ORTHOGONAL = {
     "bcop": "bcop",
     "orthogonal": "pixel by pixel",
 }
+TRACKED = ("gloro", "liresnet")  # convolutions whose norm is tracked
 
 
 def changes_width(spec: ModelSpec) -> bool:
-    return spec.method in (*AFFINE, *ORTHOGONAL, "sandwich")
+    return spec.method in (*AFFINE, *ORTHOGONAL, *TRACKED, "sandwich")
 
 
 def affine_conv(
     spec: ModelSpec, inputs: int, outputs: int, kernel: int, image: tuple[int, int], stride: int = 1
 ) -> nn.Module:
     """A convolution without an activation, of a method that has one."""
+    if spec.method == "liresnet" and inputs == outputs and stride == 1 and kernel % 2:
+        return LinearResidualConv2d(inputs, kernel, depth=spec.conv_layers, center=True)
+    if spec.method in TRACKED:
+        return TrackedConv2d(inputs, outputs, kernel, stride=stride, padding=(kernel - 1) // 2)
     if spec.method in AFFINE:
         return AffineConv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bound=AFFINE[spec.method])
     if spec.method == "orthogonal" and stride == 1:
@@ -70,7 +76,19 @@ def affine_dense(spec: ModelSpec, inputs: int, outputs: int) -> nn.Module:
     """A dense layer without an activation, of a method that has one."""
     if spec.method in AFFINE:
         return AffineLinear(inputs, outputs, bound=AFFINE[spec.method])
+    if spec.method == "gloro":
+        return TrackedLinear(inputs, outputs)
+    if spec.method == "liresnet":
+        return _cholesky(inputs, outputs)
     return OrthogonalLinear(inputs, outputs)
+
+
+def _cholesky(inputs: int, outputs: int) -> nn.Module:
+    """Orthogonal by Cholesky's factor; a square one starts at the identity, as LiResNet's I + γV/√L does."""
+    layer = OrthogonalLinear(inputs, outputs, method="cholesky")
+    if inputs == outputs:
+        nn.init.eye_(layer.weight)
+    return layer
 
 
 def dense(spec: ModelSpec, inputs: int, outputs: int) -> Iterator[nn.Module]:

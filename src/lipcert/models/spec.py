@@ -1,7 +1,7 @@
 """What a network is, without torch: a frozen, checked record that fits in a config file.
 
 One layout covers the paper's models: space-to-depth stem, zero channels up to the width, convolutions, scaled
-average pooling, dense layers, normalised head. Three more are those of its rivals (``families``). The method says
+average pooling, dense layers, normalised head. The others are those of its rivals (``families``). The method says
 which layer and which T.
 """
 
@@ -36,6 +36,8 @@ Method = Literal[
     "bro",
     "bcop",
     "sandwich",
+    "gloro",  # plain layers, whose norms are tracked and not divided
+    "liresnet",  # I + γV/√L on images, tracked; dense layers orthogonal by Cholesky
 ]
 
 
@@ -46,10 +48,11 @@ class ModelSpec(ReadableErrors, BaseModel):
 
     method: Method = "sll"
     """Which layer, and which bound T."""
-    layout: Literal["flat", "kw_large", "lipconvnet", "patches"] = "flat"
-    """The paper uses flat; Cayley, BCOP and Sandwich use kw_large; SOC and LOT use lipconvnet; AOL uses patches."""
-    head: Literal["normalized", "first"] = "normalized"
-    """How logits are made: by rows of norm 1, or as the first coordinates of a 1-Lipschitz map."""
+    layout: Literal["flat", "kw_large", "lipconvnet", "patches", "c2f", "liresnet"] = "flat"
+    """The paper uses flat; Cayley, BCOP and Sandwich use kw_large; SOC and LOT use lipconvnet; AOL uses patches;
+    GloRo uses c2f; LiResNet has its own."""
+    head: Literal["normalized", "plain", "first"] = "normalized"
+    """How logits are made: by rows of norm 1, by rows of any norm, or as the first coordinates of the network."""
     stem: int = Field(default=1, ge=1)
     """Block of the space-to-depth stem: 1 keeps the image, 2 gives a quarter of the pixels and 4× the channels."""
     channels: int = Field(ge=1)
@@ -102,8 +105,9 @@ class ModelSpec(ReadableErrors, BaseModel):
         return self
 
     def _require_layout(self) -> None:
+        stem, pool = 1 if self.layout == "c2f" else self.stem, self.pool if self.layout == "liresnet" else 1
         fixed = {"kw_large": (1, 1, 4, 2), "lipconvnet": (1, 1, self.conv_layers, 0)}
-        want = fixed.get(self.layout, (self.stem, 1, self.conv_layers, self.dense_layers))
+        want = fixed.get(self.layout, (stem, pool, self.conv_layers, self.dense_layers))
         have = (self.stem, self.pool, self.conv_layers, self.dense_layers)
         if have != want:
             raise ValueError(
@@ -111,10 +115,15 @@ class ModelSpec(ReadableErrors, BaseModel):
             )
         if self.method.startswith(("sll", "cpl", "rescaled")) or self.method == "aol":
             raise ValueError(f"layout {self.layout} changes its width, which a residual cannot; got {self.method}")
+        only = {"c2f": "gloro", "liresnet": "liresnet"}.get(self.layout, self.method)
+        if self.method != only:
+            raise ValueError(f"layout {self.layout} is that of the method {only!r}; got {self.method}")
         if self.layout == "lipconvnet" and (self.conv_layers % 5 or not self.conv_layers):
             raise ValueError(f"lipconvnet has five groups of convolutions; got conv_layers {self.conv_layers}")
         if self.layout == "lipconvnet" and self.head == "first" and self.features > 32 * self.channels:
             raise ValueError(f"head 'first' needs one pixel at the end, of 32 × 32; got images {self.image_shape}")
+        if self.layout == "c2f" and (self.conv_layers < 2 or self.conv_layers % 3 == 1):
+            raise ValueError(f"c2f has groups of three convolutions, the last maybe of two; got {self.conv_layers}")
         pixels = self.pixels[0] * self.pixels[1]
         if self.layout == "patches" and self.dense_hidden % pixels:
             raise ValueError(f"dense_hidden must be a multiple of the pixels, {pixels}; got {self.dense_hidden}")
@@ -122,7 +131,13 @@ class ModelSpec(ReadableErrors, BaseModel):
     @property
     def block(self) -> int:
         """Height and width of the image are padded with zeros to a multiple of this."""
-        return {"kw_large": 4, "lipconvnet": 32}.get(self.layout, self.stem * self.pool)
+        halvings = {"kw_large": 2, "lipconvnet": 5, "c2f": self.groups}
+        return 2 ** halvings[self.layout] if self.layout in halvings else self.stem * self.pool
+
+    @property
+    def groups(self) -> int:
+        """Of convolutions in c2f, each of which ends by halving the image."""
+        return -(-self.conv_layers // 3)
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -137,5 +152,6 @@ class ModelSpec(ReadableErrors, BaseModel):
         if self.layout == "patches":
             return self.dense_hidden
         _, high, wide = self.image_shape
-        channels = {"kw_large": 2, "lipconvnet": 32}.get(self.layout, 1) * self.channels
+        doublings = {"kw_large": 1, "lipconvnet": 5, "c2f": self.groups - 1}.get(self.layout, 0)
+        channels = 2**doublings * self.channels
         return channels * -(-high // self.block) * -(-wide // self.block)

@@ -8,13 +8,14 @@ processes are equal bit for bit.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lipcert.errors import ReadableErrors
 
+Growth = Literal["fixed", "linear", "half"]
 Augmentation = Literal["none", "flip", "crop-flip", "sll", "aol"]
 Loss = Literal[
     "offset",
@@ -22,6 +23,9 @@ Loss = Literal[
     "margin-boosting",
     "logit-annealing",
     "emma",
+    "emma-annealing",
+    "gloro",
+    "gloro-trades",
     "certificate",
     "kr",
     "hkr",
@@ -31,7 +35,10 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {  # fields below that each loss of
     "multi-margin": ("margin",),
     "margin-boosting": ("weight",),
     "logit-annealing": ("offset", "temperature", "beta"),
-    "emma": ("epsilon",),
+    "emma": ("epsilon", "epsilon_schedule"),
+    "emma-annealing": ("epsilon", "epsilon_schedule", "offset", "temperature", "beta"),
+    "gloro": ("epsilon", "epsilon_schedule"),
+    "gloro-trades": ("epsilon", "epsilon_schedule", "weight", "weight_schedule"),
     "certificate": ("gamma",),
     "kr": (),
     "hkr": ("alpha", "margin"),
@@ -72,17 +79,22 @@ class TrainConfig(ReadableErrors, BaseModel):
     loss: Loss = "offset"
     """Training loss, see `lipcert.losses`. The next flags are its settings; None means the value after the loss."""
     offset: float | None = Field(default=None, ge=0)
-    """Margin to ask for (offset: 3√2/2, logit-annealing: 2). Larger values trade natural for certified accuracy."""
+    """Margin to ask for (offset: 3√2/2, annealing: 2). Larger values trade natural for certified accuracy."""
     temperature: float | None = Field(default=None, gt=0)
-    """Temperature of the softmax (offset: 1/4, logit-annealing: 3/4). Smaller values look at the nearest rival."""
+    """Temperature of the softmax (offset: 1/4, annealing: 3/4). Smaller values look at the nearest rival."""
     beta: float | None = Field(default=None, ge=0)
-    """How fast confident examples stop contributing (logit-annealing: 5)."""
+    """How fast confident examples stop contributing (logit-annealing, emma-annealing: 5)."""
     margin: float | None = Field(default=None, ge=0)
     """Hinge margin (multi-margin: 1, hkr: 1)."""
     weight: float | None = Field(default=None, ge=0)
-    """Weight of the rivals' term (margin-boosting: 1)."""
+    """Weight of the rivals' term (margin-boosting: 1) or of the divergence (gloro-trades: 1)."""
+    weight_schedule: Growth | None = None
+    """How that weight grows, as the radius (gloro-trades: fixed)."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Radius to train for, reached after half of the run (emma: 108/255)."""
+    """Radius to train for (emma, emma-annealing: 108/255, gloro, gloro-trades: 36/255)."""
+    epsilon_schedule: Growth | None = None
+    """How that radius grows: fixed, linear (from 1/100, to the end) or half (from 1/30, to the middle of the run).
+    The losses of gloro have linear, those of emma half."""
     gamma: float | None = Field(default=None, ge=0)
     """Weight of the radius beside the cross entropy (certificate: 0.1)."""
     alpha: float | None = Field(default=None, ge=0, le=1)
@@ -121,7 +133,7 @@ class TrainConfig(ReadableErrors, BaseModel):
                 raise ValueError(f"{name} is not a setting of the loss {self.loss!r}, which takes {takes}.")
         return self
 
-    def loss_settings(self) -> dict[str, float]:
+    def loss_settings(self) -> dict[str, Any]:
         """The settings of the loss that were given; the others keep their published values."""
         given = {name: getattr(self, name) for name in LOSS_SETTINGS[self.loss]}
         return {name: value for name, value in given.items() if value is not None}
@@ -141,6 +153,14 @@ def learning_rate_factor(progress: float, schedule: Literal["triangular", "linea
     return 0.0
 
 
-def radius_factor(progress: float) -> float:
-    """EMMA's share of its radius: from 1/30 linearly to 1 at half of the run (LiResNet's released schedule)."""
-    return min(1.0, (1 + 29 * 2 * progress) / 30)
+GROWTHS: dict[Growth, tuple[float, float]] = {  # the share at the start, and the progress where it is whole
+    "fixed": (1.0, 1.0),
+    "linear": (1 / 100, 1.0),
+    "half": (1 / 30, 0.5),  # LiResNet's released schedule
+}
+
+
+def growth_factor(progress: float, growth: Growth) -> float:
+    """The share of a radius or weight of the loss: linear from a part of it to the whole."""
+    start, end = GROWTHS[growth]
+    return min(1.0, start + (1 - start) * progress / end)
