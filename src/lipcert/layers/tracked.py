@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipcert.algebra.scale import at_least_float32, no_autocast, normalize
+from lipcert.algebra.scale import at_least_float32, no_autocast
 from lipcert.errors import NotCertified, positive_int
 from lipcert.layers.contract import LipschitzLayer, NonExpansive, lipschitz_bound
 from lipcert.layers.forms import Device, Dtype, Size, orthogonal_start_
@@ -78,7 +78,12 @@ class Tracked(LipschitzLayer):
         """
         operator = on_circle(self.operator)
         with no_autocast(self.weight):
-            unit, scale = normalize(self.plain_weight())
+            weight = self.plain_weight()
+            # W = s·Ŵ with a power of two s: squares of entries of any size stay in range.
+            largest = weight.detach().abs().amax()
+            exponent = torch.frexp(torch.where(largest > 0, largest, 1.0)).exponent
+            scale = torch.ldexp(torch.ones_like(largest), exponent)
+            unit = weight / scale
             with torch.no_grad():
                 kernel, v = unit.detach(), at_least_float32(self.iterate)[None]
                 for _ in range(steps):
