@@ -129,6 +129,10 @@ def test_full_scale_is_the_paper_to_the_letter():
         assert scaled(Settings(name, "full", 3, None)) == []
         for job in jobs:
             method, _, size = job.config.model.rpartition("_")
+            if method == "gloro":
+                assert (job.config.loss, job.config.epochs, job.config.augment) == ("gloro", 1000, "sll")
+                assert size == {"cifar10": "6c2f", "tiny_imagenet": "8c2f"}[job.config.data]
+                continue
             assert size in SIZES
             offset = job.config.offset if name == "offsets" else 1.5 * 2**0.5
             assert offset in OFFSETS.values()
@@ -148,7 +152,7 @@ def test_full_scale_is_the_paper_to_the_letter():
                 seed=job.config.seed,
             )
     counts = {name: sum(len(row.jobs) for row in planned(Settings(name, "full", 3, None))) for name in TRAINED}
-    assert counts == {"table1": 12, "table2": 24, "table5": 24, "offsets": 72, "corrected": 72}
+    assert counts == {"table1": 12 + 3, "table2": 24 + 3, "table5": 24, "offsets": 72, "corrected": 72}
 
 
 def test_full_scale_has_a_printed_number_for_every_row_of_ours_but_the_third_mode():
@@ -209,7 +213,7 @@ def test_the_stated_time_counts_what_is_left(tmp_path):
     assert f"1 training, certify: about {run / 60:.0f} min" in expected(tmp_path, row.jobs, costs, IMAGES, 1)
     assert expected(tmp_path, row.jobs[:1], costs, IMAGES, 1) == "nothing left to run"
     jobs = [job for row in planned(Settings("table1", "full", 3, None)) for job in row.jobs]
-    assert paper_seconds(jobs) == 3 * 1000 * (20 + 35 + 55 + 105)
+    assert paper_seconds(jobs) == 3 * 1000 * (6 + 20 + 35 + 55 + 105)
 
 
 # The layout
@@ -336,15 +340,18 @@ def without_seconds(record):
 
 def test_a_quick_table_runs_from_end_to_end(finished):
     out, result = finished
-    assert "2 trainings" in result.stderr  # the stated time
+    assert "4 trainings" in result.stderr  # the stated time
     assert "CPU time" in result.stderr
     assert max(len(line) for line in result.stdout.splitlines()[:-1]) <= 80
     assert "\x1b" not in result.stdout
     record = record_of(out)
-    *quoted, mine = record["rows"]
+    *quoted, gloro, mine = record["rows"]
     assert [row["ours"] for row in quoted] == [None] * 11
     assert [bool(row["citation"]) for row in quoted] == [True] * 7 + [False] * 4
     assert (mine["model"], mine["paper"], mine["seeds"]) == ("nano, digits", None, 2)
+    assert (gloro["model"], gloro["paper"], gloro["seeds"]) == ("GloRo nano, digits", None, 2)
+    assert gloro["ours"]["natural"]["mean"] > gloro["ours"]["36/255"]["mean"] > 40
+    assert any("GloRo" in note for note in record["notes"])
     runs = [RunFolder(out / run["folder"]) for run in mine["runs"]]
     for column in RADII:
         mean = sum(run.certified(EPS[column]) for run in runs) / 2

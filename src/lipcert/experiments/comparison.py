@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lipcert.experiments.plan import Job, Stage
-from lipcert.training.config import Augmentation, TrainConfig
+from lipcert.training.config import Augmentation, TrainConfig, own_loss
 
 Key = tuple[str, str]  # data, method
 METHODS = (
@@ -59,7 +59,7 @@ class Comparison(BaseModel):
     schedule: Literal["triangular", "linear"] = "linear"
     """Schedule of the learning rate, see `lipcert train --help`."""
     offset: float = Field(default=2**-0.5, ge=0)
-    """The margin that the cross entropy asks for."""
+    """The margin that the cross entropy asks for; gloro and liresnet have their own losses."""
     augment: Augmentation = "none"
     """Data augmentation of the training images."""
 
@@ -85,21 +85,24 @@ class Comparison(BaseModel):
     def config(
         self, data: str, method: str, learning_rate: float, steps: int, *, seed: int = 0, validation: int = 0
     ) -> TrainConfig:
-        """One run, single-threaded, evaluated at its end."""
+        """One run, single-threaded, evaluated at its end; methods whose norms are tracked have their own losses."""
+        model = f"{method}_{self.size}"
+        own = own_loss(model)
+        recipe: dict[str, Any] = {"offset": self.offset} if own is None else {"loss": own}
         return TrainConfig(
-            model=f"{method}_{self.size}",
+            model=model,
             data=data,
             data_root=self.data_root,
             steps=steps,
             batch_size=self.batch_size,
             learning_rate=learning_rate,
             schedule=self.schedule,
-            offset=self.offset,
             augment=self.augment,
             evaluate_every=10**9,
             validation=validation,
             seed=seed,
             threads=1,
+            **recipe,
         )
 
 

@@ -72,6 +72,15 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """A method of another paper that is trained here, too."""
+
+    method: str
+    models: dict[str, str]
+    """The published network for each data set."""
+
+
+@dataclass(frozen=True)
 class Paper:
     """All of paper.json."""
 
@@ -80,11 +89,18 @@ class Paper:
     """The data sets, as the paper writes them."""
     sizes: dict[str, str]
     """Our sizes, and the paper's models."""
+    rivals: dict[str, Rival]
+    """Models of others that are trained here, as the paper writes them."""
     offsets: dict[str, float]
     modes: dict[str, str]
     """Our methods, and the paper's ways of training (Table 7)."""
     notes: dict[str, str]
     tables: dict[str, PaperTable]
+
+    def printed(self, model: str) -> str:
+        """The model of the paper that one of our full-sized models is."""
+        rivals = {ours: name for name, rival in self.rivals.items() for ours in rival.models.values()}
+        return rivals.get(model) or self.sizes[model.rpartition("_")[2]]
 
     def notes_of(self, table: str) -> list[str]:
         return [self.notes.get(note, note) for note in self.tables[table].notes]

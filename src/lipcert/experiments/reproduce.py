@@ -24,6 +24,7 @@ from lipcert.models.build import parameters
 from lipcert.models.presets import model_spec
 from lipcert.records import RADII
 from lipcert.runs import Run
+from lipcert.training.config import own_loss
 
 FORMAT = "lipcert-reproduce-1"
 CERTIFIED_AT_FULL = 256  # images of the certificate that is timed at full scale: it runs on the CPU
@@ -127,6 +128,8 @@ def _accuracies(
     if any(row["ours"] for row in made):
         form = "" if paper.varies == "training" else " with exponential scaling (Appendix D),"
         notes.append(f"Ours: SLL{form} certified in floating point by lipcert certify.")
+    if any(own_loss(job.config.model) for row in rows for job in row.jobs):
+        notes.append("Our GloRo: its loss for 36/255, learning rate 0.001, verified norms in the certificate.")
     notes += [paper.ours[settings.scale]] if settings.scale in paper.ours else []
     if paper.kind == "attacked":
         notes.append("Certified answers are not attacked: no attack can change them.")
@@ -145,7 +148,7 @@ def paper_seconds(jobs: Sequence[Job]) -> float:
     """Training time of the jobs on the paper's machine, by Table 1; an epoch of TinyImageNet counts as eight."""
     seconds = {row.model: row.numbers[-1] or 0.0 for row in _first_table()}
     return sum(
-        seconds[PAPER.sizes[job.config.model.rpartition("_")[2]]]
+        seconds[PAPER.printed(job.config.model)]
         * job.config.epochs
         * (8 if job.config.data == "tiny_imagenet" else 1)
         for job in jobs

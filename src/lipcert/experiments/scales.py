@@ -17,7 +17,7 @@ from typing import Any, Literal
 from lipcert.experiments.paper import PAPER, PaperRow
 from lipcert.experiments.plan import CERTIFY, Job, attack_stage
 from lipcert.models.presets import model_spec
-from lipcert.training.config import Augmentation, TrainConfig
+from lipcert.training.config import Augmentation, TrainConfig, own_loss
 
 ScaleName = Literal["full", "cpu", "quick"]
 
@@ -55,25 +55,26 @@ class Scale:
     """Method and number of test images."""
     threads: int | None = None
 
-    def config(self, data: str, method: str, size: str, offset: str, seed: int, root: str | None) -> TrainConfig:
-        """One run, evaluated at its end."""
+    def config(self, data: str, model: str, offset: str, seed: int, root: str | None) -> TrainConfig:
+        """One run, evaluated at its end; a model whose norms are tracked has its own loss and a smaller rate."""
+        own = own_loss(model)
+        recipe: dict[str, Any] = {"loss": own or "offset", "learning_rate": 0.001 if own else 0.01}
+        if own is None:
+            recipe |= {"offset": OFFSETS[offset], "temperature": 0.25}
         return TrainConfig(
-            model=f"{method}_{size}",
+            model=model,
             data=self.data[data],
             data_root=root,
             epochs=self.long_epochs if data == "tiny_imagenet" else self.epochs,
             batch_size=256,
-            learning_rate=0.01,
             schedule=self.schedule,
             beta1=0.5,
             beta2=0.9,
-            loss="offset",
-            offset=OFFSETS[offset],
-            temperature=0.25,
             augment=self.augment,
             evaluate_every=10**9,
             seed=seed,
             threads=self.threads,
+            **recipe,
         )
 
 
@@ -128,15 +129,15 @@ def planned(settings: Settings, processes: int = 1) -> list[Planned]:
     for data, group, method, offset in _groups(settings.table, scale):
         printed = [row for row in paper.rows if (row.data, row.group) == (data, group)]
         mine = {}
-        for size in scale.sizes if data in scale.data else ():
+        names = [row.model for row in printed]
+        for title, model in _models(scale, data, names, method) if data in scale.data else ():
             source = scale.data[data]
-            title = PAPER.sizes.get(size, f"SLL {size}") if source == data else f"{size}, {source}"
-            words = (source, method, size, *([offset] if paper.varies == "offset" else []))
+            words = (source, *model.rsplit("_", 1), *([offset] if paper.varies == "offset" else []))
             slug = "-".join(words).replace("√", "sqrt").replace("/", "_")
             jobs = [
                 Job(
                     f"runs/{slug}-{seed}",
-                    scale.config(data, method, size, offset, seed, settings.data_root),
+                    scale.config(data, model, offset, seed, settings.data_root),
                     tuple(stages),
                 )
                 for seed in range(settings.seeds)
@@ -148,6 +149,20 @@ def planned(settings: Settings, processes: int = 1) -> list[Planned]:
         ]
         rows += mine.values()
     return rows
+
+
+def _models(scale: Scale, data: str, printed: list[str], method: str) -> Iterator[tuple[str, str]]:
+    """Title and name of each model to train: rivals that the paper prints for this data, then SLL in all sizes."""
+    source = scale.data[data]
+    for name, rival in PAPER.rivals.items():
+        if name in printed and scale.sizes == Scale.sizes:
+            yield name, rival.models[data]
+        elif name in printed:
+            for size in scale.sizes:
+                yield f"{name} {size}" if source == data else f"{name} {size}, {source}", f"{rival.method}_{size}"
+    for size in scale.sizes:
+        title = PAPER.sizes.get(size, f"SLL {size}") if source == data else f"{size}, {source}"
+        yield title, f"{method}_{size}"
 
 
 def _groups(table: str, scale: Scale) -> Iterator[tuple[str, str, str, str]]:

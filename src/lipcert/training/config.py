@@ -43,6 +43,12 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {  # fields below that each loss of
     "kr": (),
     "hkr": ("alpha", "margin"),
 }
+OWN_LOSS: dict[str, Loss] = {"gloro": "gloro", "liresnet": "emma"}  # of methods whose norms are tracked
+
+
+def own_loss(model: str) -> Loss | None:
+    """The loss that a model is published with, if it cannot do without one that sees its constant."""
+    return OWN_LOSS.get(model.partition("_")[0])
 
 
 class TrainConfig(ReadableErrors, BaseModel):
