@@ -170,7 +170,7 @@ def test_what_has_no_orthogonal_kernel_is_refused(options, error, words):
 def test_another_image_is_refused():
     layer = lc.OrthogonalConv2d(2, 2, image_size=4)
     for shape in ((1, 2, 5, 5), (1, 3, 4, 4), (2, 16)):
-        with pytest.raises(ValueError, match="image_size is part of it"):
+        with pytest.raises(ValueError, match="image_size of these inputs"):
             layer(torch.zeros(shape))
     assert torch.equal(layer(torch.ones(2, 4, 4)), layer(torch.ones(1, 2, 4, 4))[0])
 

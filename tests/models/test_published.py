@@ -148,7 +148,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
             from_published(wrong)
     with pytest.raises(ValueError, match="finite"):
         from_published({**state, "module.model.model.2.q": torch.full((5,), torch.nan)})
-    with pytest.raises(ValueError, match=r"32×32 images and 7 classes.*--mean"):
+    with pytest.raises(ValueError, match=r"32×32 images with 7 classes.*--mean"):
         from_published({k: v[:7] if ".8." in k else v for k, v in state.items()})
 
 
