@@ -124,6 +124,28 @@ def test_a_surrogate_freezes_the_same_in_both_modes(form):
         assert all(torch.equal(value, other[name]) for name, value in frozen[0].items())
 
 
+def test_modules_of_ones_own_are_told_how_to_be_written():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = lc.ResidualLinear(4, 3), lc.NormalizedHead(4, 2)
+
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+    class Named(nn.Sequential):
+        pass
+
+    layer = lc.ResidualLinear(4, 3)
+    for module in (Network(), Named(layer), nn.ModuleList([layer])):
+        with pytest.raises(lc.NotCertified, match=r"nn\.Sequential.*ConvexCombination"):
+            lc.audit(module, (4,))
+    for wrapper in (nn.DataParallel(layer), torch.optim.swa_utils.AveragedModel(layer)):
+        with pytest.raises(lc.NotCertified, match=r"\.module"):
+            lc.audit(wrapper, (4,))
+        assert lc.audit(wrapper.module, (4,)).ok
+
+
 def test_what_freeze_does_not_know_is_refused_by_name():
     with pytest.raises(lc.NotCertified, match=r"^1 \(LayerNorm\): no rule proves a constant"):
         freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.LayerNorm(4)))

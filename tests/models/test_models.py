@@ -5,6 +5,7 @@ import torch
 
 import lipcert as lc
 from full import full
+from lipcert.models import presets
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import Method, ModelSpec
@@ -192,10 +193,19 @@ def test_specs_refuse_nonsense(overrides, message):
 def test_registry():
     assert "sll_tiny" in lc.list_models("sll*")
     assert lc.list_models("nothing*") == []
-    with pytest.raises(ValueError, match=r"no model 'resnet'; did you mean .*`lipcert models`"):
+    with pytest.raises(ValueError, match=r"no model 'resnet'\..*`lipcert models`"):
         lc.create_model("resnet")
     with pytest.raises(ValueError, match="exists already"):
         lc.register_model("sll_tiny", lambda **overrides: None)
+
+
+def test_a_registered_function_returns_a_spec():
+    lc.register_model("a_network", lambda **overrides: torch.nn.Flatten())
+    try:
+        with pytest.raises(ValueError, match=r"'a_network' must return a ModelSpec, got Flatten"):
+            lc.create_model("a_network")
+    finally:
+        del presets._REGISTRY["a_network"]
 
 
 def test_a_spec_survives_json():

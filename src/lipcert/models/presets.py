@@ -11,7 +11,7 @@ import fnmatch
 from collections.abc import Callable
 from typing import Any, get_args
 
-from lipcert.errors import closest
+from lipcert.errors import suggest
 from lipcert.models.spec import Method, ModelSpec
 
 _SIZES: dict[str, dict[str, Any]] = {
@@ -65,9 +65,14 @@ def list_models(pattern: str = "*") -> list[str]:
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
     """The spec of a named architecture with some fields replaced."""
     if name not in _REGISTRY:
-        near = closest(name, _REGISTRY) or "sll_tiny"
-        raise ValueError(f"there is no model {name!r}; did you mean {near!r}? `lipcert models` lists them all.")
-    return _REGISTRY[name](**overrides)
+        raise ValueError(f"there is no model {name!r}{suggest(name, _REGISTRY)} `lipcert models` lists them all.")
+    spec = _REGISTRY[name](**overrides)
+    if not isinstance(spec, ModelSpec):
+        raise ValueError(
+            f"the function registered as {name!r} must return a ModelSpec, got {type(spec).__name__}. A network of "
+            "your own needs no name: pass it to lipcert.freeze, audit and certify as it is."
+        )
+    return spec
 
 
 def _register(name: str, defaults: dict[str, Any]) -> None:
