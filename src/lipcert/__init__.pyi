@@ -5,6 +5,7 @@ from . import losses as losses
 from . import testing as testing
 from .algebra import bounds as bounds
 from .attacks.attack import attack as attack
+from .certified.certificate import save_certificate as save_certificate
 from .certified.certify import output_interval as output_interval
 from .certified.filtered import FilteredClassifier as FilteredClassifier
 from .certified.freeze import freeze as freeze
@@ -39,6 +40,7 @@ from .models.presets import register_model as register_model
 from .runs import Run as Run
 from .runs import load as load
 from .runs import train as train
+from .runs import verify as verify
 from .training.config import TrainConfig as TrainConfig
 
 __version__: str

@@ -38,6 +38,7 @@ from lipcert.training.config import TrainConfig
 if TYPE_CHECKING:
     from lipcert.attacks.attack import Method
     from lipcert.certifiers.smoothing import Smoothing
+    from lipcert.check import Report
     from lipcert.data.dataset import ImageData
     from lipcert.exporters.export import ExportReport, Format
     from lipcert.training.loop import Step
@@ -521,6 +522,18 @@ def _certify_shared(
         for index, piece in enumerate(pieces):
             whole[name][index::world] = piece
     return replace(part, **whole)  # type: ignore[arg-type]
+
+
+def verify(path: str | Path, *, allow: int = 1) -> Report:
+    """Check a certificate, or the one in a folder, with the independent checker (``lipcert/check.py``).
+
+    Returns:
+        what was found: ``ok`` and the reasons. ``allow`` multiplies the memory and the work that it may cost.
+    """
+    from lipcert.check import check
+
+    place = Path(path)
+    return check(place / "certificate.json" if place.is_dir() else place, allow)
 
 
 def load(path: str | Path) -> nn.Module:

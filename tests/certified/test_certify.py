@@ -627,3 +627,20 @@ def test_values_that_no_later_part_reads_are_freed():
     parts = tuple(Watched(p.name, p.inputs, p.step, p.proof, p.block) for p in proved.parts)
     walk(dataclasses.replace(proved, parts=parts), torch.ones(4, 6, dtype=torch.float64))
     assert Watched.alive == [1, 2, 2, 2]
+
+
+def test_the_certificate_of_a_network_of_ones_own_is_verified(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), lc.ResidualLinear(4, 8), lc.NormalizedHead(4, 3))
+    images = torch.randint(0, 256, (4, 1, 2, 2), dtype=torch.uint8)
+    result = lc.save_certificate(network, images, folder=tmp_path / "mine")
+    assert (result.radii > 0).all()
+    report = lc.verify(tmp_path / "mine")
+    assert report.ok
+    assert report.verified == report.claims == 4
+    with pytest.raises(ValueError, match="holds a certificate already"):
+        lc.save_certificate(network, images, folder=tmp_path / "mine")
+    file = tmp_path / "mine" / "certificate.json"
+    radius = float(result.radii[0]).hex()
+    file.write_text(file.read_text().replace(radius, (2 * float(result.radii[0])).hex()))
+    assert not lc.verify(file).ok

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lipcert.certified.certify import CertificationResult
+from lipcert.certified.certify import CertificationResult, certify
+from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.network import Proved
 from lipcert.certified.operators import Conv
 from lipcert.certified.records import describe
@@ -25,6 +26,32 @@ from lipcert.files import atomic_file, write_text
 FORMAT = "lipcert-certificate-2"
 WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
 PROBES = 4
+
+
+def save_certificate(
+    model: nn.Module, images: Tensor, labels: Tensor | None = None, *, folder: str | Path, about: str = ""
+) -> CertificationResult:
+    """Freeze and certify a network of your own, and write a certificate that anyone can check.
+
+    Args:
+        model: the network, frozen or not.
+        images: (N, …), uint8, which are divided by 255, or float32 as they are.
+        labels: integers (N,); by default the classes that the network gives.
+        folder: where certificate.json and its two tensor files go; it must not hold a certificate yet.
+        about: what the images are, in a few words.
+
+    Raises:
+        NotCertified: for an operation that the format does not have, or constants that are a user's word.
+    """
+    place = Path(folder)
+    if (place / "certificate.json").exists():
+        raise ValueError(f"{place} holds a certificate already. Choose another folder.")
+    network = freeze(model)
+    proved = prove(network, tuple(images.shape[1:]))
+    result = certify(proved, as_inputs(images), labels)
+    place.mkdir(parents=True, exist_ok=True)
+    write_certificate(place, proved, network, images, result, about=about)
+    return result
 
 
 def write_certificate(
