@@ -257,7 +257,7 @@ class Run(RunFolder):
             raise ValueError("jobs and cluster are for smoothing; other radii are certified in this process.")
         before = target.certified_about
         if before is not None and not restart:
-            if all(getattr(before, name) == value for name, value in about.items()):
+            if before.model_dump(mode="json", include=set(about)) == about:
                 return target
             other = "" if before.weights == self.weights else " for other weights"
             raise ValueError(
@@ -408,9 +408,8 @@ class Run(RunFolder):
         }
         before = self.attack_with(method)
         if before is not None and not restart:
-            if [row.eps for row in before.rows] == list(radii) and all(
-                _listed(getattr(before, name)) == value for name, value in settings.items()
-            ):
+            same = before.model_dump(mode="json", include=set(settings)) == settings
+            if same and [row.eps for row in before.rows] == list(radii):
                 return before
             raise ValueError(
                 f"{self.attack_file(method)} holds an attack on {before.examples} images with other settings "
@@ -482,10 +481,6 @@ class Run(RunFolder):
 
     def _own_names(self) -> set[str]:
         return {value.name for value in vars(self).values() if isinstance(value, Path)}
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 @contextmanager

@@ -10,6 +10,7 @@ before each checkpoint, and the loss must be finite then.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -339,12 +340,10 @@ def _board(folder: Path | None) -> Any:
 
 def peak_bytes() -> int:
     """The most memory that this process has had at once; 0 where the platform does not count it."""
-    status = Path("/proc/self/status")
-    if status.is_file():  # Linux: getrusage would count the process that started this one too
-        lines = status.read_text(encoding="ascii", errors="replace").splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        if found:
-            return 1024 * int(found[0])
+    status = Path("/proc/self/status")  # Linux: getrusage would count the process that started this one too
+    text = status.read_text(encoding="ascii", errors="replace") if status.is_file() else ""
+    if found := re.search(r"VmHWM:\s*(\d+)", text):
+        return 1024 * int(found[1])
     try:
         import resource
     except ImportError:  # Windows
