@@ -83,8 +83,8 @@ class Attack:
             record,
             self.json,
             make_table(f"{record.data}: accuracy within an L2 radius (%)", header, rows),
-            f"{record.examples:,} images; {record.method}: {', '.join(record.attacks)}; "
-            f"{record.cpu_seconds:,.0f} CPU seconds.",
+            f"{record.examples:,} images; {record.method}: {', '.join(record.attacks)}. "
+            f"CPU time: {record.cpu_seconds:,.0f} s.",
             "No attack can push the accuracy below certified; a stronger one may push it",
             "below attacked.",
         )
