@@ -118,6 +118,8 @@ MISTAKES = [  # words, what the one line must say
     (["certify"], "Missing from lipcert certify: RUN."),
     (["models", "sll_tny"], "did you mean 'sll_tiny'?"),
     (["check", "nothing"], "name a certificate"),
+    (["data", "gte"], "no command data 'gte'; did you mean 'get'?"),
+    (["reproduce", "tabel1"], "got 'tabel1'; did you mean 'table1'?"),
     (["check", "."], "run lipcert certify . first"),
     (["audit", "frozen.onnx"], "audit does not read .onnx files"),
     (["audit", "frozen.pt2"], "audit does not read .pt2 files"),

@@ -17,6 +17,7 @@ import tyro
 from lipcert.cli.common import emit, make_table, progress
 from lipcert.cli.parse import parse
 from lipcert.data.catalog import CATALOG, data_root, entry, prepared_path
+from lipcert.errors import suggest
 
 if TYPE_CHECKING:
     from lipcert.data.dataset import ImageData
@@ -152,9 +153,13 @@ class Data:
 def parse_words(words: list[str]) -> Any:
     """The subcommand that the words name, with a parser of its own: its help shows no more than it needs."""
     kinds: dict[str, Any] = {"list": ListData, "get": GetData, "prepare": PrepareImages}
-    if words and words[0] in kinds:
-        return parse(kinds[words[0]], words[1:], f"lipcert data {words[0]}")
-    return parse(Data, words, "lipcert data")
+    if not words or words[0].startswith("-"):
+        return parse(Data, words, "lipcert data")
+    if words[0] not in kinds:
+        raise ValueError(
+            f"there is no command data {words[0]!r}{suggest(words[0], kinds)} Run lipcert data --help."
+        )
+    return parse(kinds[words[0]], words[1:], f"lipcert data {words[0]}")
 
 
 def report(name: str, path: Path, splits: dict[str, ImageData], as_json: bool, outcome: str) -> None:
