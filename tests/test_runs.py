@@ -118,6 +118,31 @@ def test_other_settings_are_refused_until_restart(run, tmp_path):
     run.check()
 
 
+@pytest.mark.parametrize("renames", range(4))
+def test_a_certification_that_is_killed_between_its_files_is_repeated(run, finished, monkeypatch, renames):
+    class Killed(BaseException):
+        pass
+
+    left, replace = [renames], Path.replace
+
+    def replace_or_die(path, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_or_die)
+        with pytest.raises(Killed):
+            run.certify(examples=30, restart=True)
+    killed = lc.Run(run.folder)
+    assert killed.certified_about is None  # so nothing says that the radii are there
+    killed.certify(examples=40)
+    killed.check()
+    for name in ("certified.jsonl", "certified.json", "certificate.json"):
+        assert (run.folder / name).read_bytes() == (finished.folder / name).read_bytes()
+
+
 def test_certified_rows_without_a_record_are_not_believed(run):
     """As a kill between two files leaves it."""
     truth = [row.radius for row in run.examples[:6]]
