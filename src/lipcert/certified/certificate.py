@@ -26,6 +26,7 @@ from lipcert.files import atomic_file, write_text
 FORMAT = "lipcert-certificate-2"
 WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
 PROBES = 4
+CHECKED = ("lipschitz",)  # methods whose radii the checker can verify
 
 
 def save_certificate(
@@ -77,6 +78,11 @@ def write_certificate(
         raise ValueError(
             f"expected the {len(result.radii)} certified images in uint8 or float32; got {images.dtype} "
             f"{tuple(images.shape)}. Pass data.images."
+        )
+    if result.method not in CHECKED:
+        raise NotCertified(
+            f"the checker cannot verify radii of the method {result.method!r}, so no certificate is written. "
+            "Certify with method='lipschitz'."
         )
     records = describe(proved)
     _require_format(proved)

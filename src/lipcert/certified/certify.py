@@ -317,9 +317,7 @@ def _certify_batch(
     predictions = logits.argmax(dim=1) if logits.shape[1] > 1 else (logits[:, 0] > 0).long()
     labels = predictions if labels is None else labels
     margins, distances = rivals_of(proved, logits, labels)
-    constants = (distances * (proved.backbone * ROUND)).clamp_min(2.0**-1000)
-    if proved.joint_pairs is not None:
-        constants = torch.minimum(constants, rival_columns(proved.joint_pairs, labels))
+    constants = rival_constants(proved, distances, labels)
     naive = torch.nan_to_num((margins / constants).amin(dim=1) * ROUND, 0.0).clamp(0.0, FARTHEST)
     ball, times = (naive, 3) if arithmetic == "float64" else (torch.zeros_like(naive), 1)  # R = naive ≥ the radius
     known = arithmetic == "float64" or proved.rounding_known
@@ -352,6 +350,14 @@ def rivals_of(proved: Proved, logits: Tensor, labels: Tensor) -> tuple[Tensor, T
     others = labels[:, None] != torch.arange(classes)
     margins = logits.gather(1, labels[:, None]) - logits
     return margins[others].view(len(labels), classes - 1), distances
+
+
+def rival_constants(proved: Proved, distances: Tensor, labels: Tensor) -> Tensor:  # (N, C − 1), (N,) → (N, C − 1)
+    """K_yj of all rivals from the input on, rounded up: by the backbone, or by a joint proof if that is smaller."""
+    constants = (distances * (proved.backbone * ROUND)).clamp_min(2.0**-1000)
+    if proved.joint_pairs is None:
+        return constants
+    return torch.minimum(constants, rival_columns(proved.joint_pairs, labels))
 
 
 def rival_columns(pairs: Tensor, labels: Tensor) -> Tensor:  # (C, C), (N,) → (N, C − 1)

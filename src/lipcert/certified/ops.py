@@ -118,16 +118,21 @@ class Affine(Product):
         bound: Bound = self.remember("norm", where, lambda: self.operator.norm(self.weights(), shape))
         return bound
 
+    def kappa(self, shape: Shape) -> float:
+        """At least ‖|V|‖, for rounding errors."""
+        operator, weights = self.operator, self.weights()
+        ones, where = np.ones(operator.outputs(weights)), operator.where(shape)
+        kappa: float = self.remember("kappa", where, lambda: operator.kappa(weights, ones, shape))
+        return kappa
+
     def constant(self) -> float:
         return self.norm(None).value
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         operator, weights = self.operator, self.weights()
         out, norm = self.output_shape(shape), self.norm(shape)
-        ones = np.ones(operator.outputs(weights))
-        kappa = self.remember("kappa", operator.where(shape), lambda: operator.kappa(weights, ones, shape))
         beta = bias_norm(self.bias, None, math.prod(out))
-        error = affine_error(operator.sums(weights, block)[self.product], kappa, beta)
+        error = affine_error(operator.sums(weights, block)[self.product], self.kappa(shape), beta)
         biggest = largest(self.weight, self.bias) * operator.scale
         return Proof(out, norm.value, norm.method, error, largest=biggest)
 

@@ -32,7 +32,7 @@ from lipcert.certified.ops import Function, Linear
 from lipcert.errors import NotCertified, positive_int
 from lipcert.verified.ellipsoid import Ellipsoid, of_weight, through
 
-ROOM = 1 + 2.0**-20  # of a constant, for a checker whose own proof rounds otherwise
+ROOM = 1 + 2.0**-18  # of a constant, for a checker whose own proof rounds otherwise
 POWERS = 12  # of the power iteration
 STEPS = 200  # of Adam
 RATE = 0.1

@@ -24,6 +24,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "lipsdp": ("lipcert.certifiers.lipsdp", "certify"),
     "eclipse-fast": ("lipcert.certifiers.lipsdp", "certify_fast"),
     "smoothing": ("lipcert.certifiers.smoothing", "certify"),
+    "sdp-crown": ("lipcert.certifiers.sdp_crown", "certify"),
 }
 AUDITS = ("lipschitz", "lipsdp", "eclipse-fast")
 
@@ -43,12 +44,13 @@ def certify(
         labels: the right classes. Without them the predicted class is certified.
         method: "lipschitz" divides the margin by a proved constant of the whole network. "lipsdp" and
             "eclipse-fast" do so with a smaller constant for dense layers that follow each other. "local" uses
-            constants that hold in balls around each image. "smoothing" adds noise to the input of any classifier;
-            its radii hold with a probability, for the smoothed classifier.
+            constants that hold in balls around each image. "sdp-crown" bounds the margin in such a ball.
+            "smoothing" adds noise to the input of any classifier; its radii hold with a probability, for the
+            smoothed classifier.
         options: settings of the method. For "lipschitz" these are ``arithmetic`` ("float64", or "real" for the
             exact function alone), ``batch_size`` and ``show``, which is called with (examples done, all). "lipsdp"
-            also takes ``steps`` of its optimizer, "local" the radii ``eps`` of the balls and ``gram``. For
-            "smoothing" see ``lipcert.certifiers.smoothing.Smoothing``.
+            also takes ``steps`` of its optimizer, "local" the radii ``eps`` of the balls and ``gram``, "sdp-crown"
+            ``steps``, ``tries`` and ``radii``. For "smoothing" see ``lipcert.certifiers.smoothing.Smoothing``.
 
     Raises:
         NotCertified: if the method has no proof for this network; the message names the layer.
