@@ -205,6 +205,7 @@ CERTIFICATE: dict[str, Reader] = {
     "inputs": partial(record, readers=INPUTS),
     "claims": partial(row, reader=partial(each, readers=[integer, integer, number])),
     "probe": partial(record, readers=PROBE),
+    "joint": partial(row, reader=partial(row, reader=partial(row, reader=POSITIVE), least=1)),
 }
 TENSOR: dict[str, Reader] = {
     "dtype": partial(one_of, options=list(DTYPES)),
@@ -310,7 +311,9 @@ class Certificate:
 def read(path: Path, budget: Budget) -> Certificate:
     """Read the three files; nothing in them is verified yet."""
     budget.require(regular(path), TEXT, "certificate: its size in bytes is")
-    top = record(parse(path.read_bytes(), "certificate"), "certificate", CERTIFICATE)
+    content = parse(path.read_bytes(), "certificate")
+    # The only field that may be missing.
+    top = record({"joint": []} | content if isinstance(content, dict) else content, "certificate", CERTIFICATE)
     shape, source, claims, probe = (top[key] for key in ("input_shape", "inputs", "claims", "probe"))
     budget.numbers(shape, "input_shape")
     budget.require(len(top["nodes"]), NODES, "nodes: their number is")
@@ -634,6 +637,7 @@ class Node:
     roundings, slope, offset, squares = 0, 0.0, 0.0, 0.0
     # The constant, if it is known in the first pass; the proved one; Λ of docs/certificate.md.
     norm, proved, growth = 1.0, math.inf, Decimal(1)
+    joint: Sequence[Joint] = ()  # of the last node
 
     def __init__(
         self,
@@ -1377,6 +1381,7 @@ def plan_all(c: Certificate, budget: Budget) -> list[Node]:
         nodes.append(plan_node(entry, i, shapes, tensors, budget))
         shapes[nodes[-1].name] = nodes[-1].shape
     need(len(nodes) > 0 and len(nodes[-1].shape) == 1, "nodes: must end in a vector of logits")
+    nodes[-1].joint = [Joint(multipliers, nodes, budget) for multipliers in c.top["joint"]]
     outputs, used = nodes[-1].shape[0], {source for node in nodes for source in node.inputs}
     need(used == set(shapes) - {nodes[-1].name}, "nodes: some are used by no other node")
     need(all(tensor.used for tensor in tensors.values()), "tensors: some are used by no node")
@@ -1426,6 +1431,103 @@ def other_work(c: Certificate, nodes: Sequence[Node]) -> int:
     return work + 4 * MOVE * nodes[-1].entries * (labels if labels * outputs <= ROOM else claims)
 
 
+# The smallest slopes that are not 0.
+LOWEST: dict[str, Callable[..., float]] = {
+    **{
+        "identity": lambda: 1.0,
+        "abs": lambda: -1.0,
+        "leaky_relu": lambda a: min(1.0, a),
+        "elu": lambda a: min(0.0, a),
+    },
+    **{"hardswish": lambda: -0.5, "gelu": lambda: -0.129, "silu": lambda: -0.0999, "mish": lambda: -0.1126},
+}
+
+
+def frobenius(a: Array) -> float:
+    """At least the Frobenius norm; squares may underflow."""
+    return math.sqrt(float(np.einsum("ij,ij->", a, a))) * (1 + g(a.size)) * ROUND + 1 / HUGE
+
+
+def gram(a: Array) -> tuple[Array, float]:
+    """aaᵀ, made symmetric, and a bound of its error in norm."""
+    product = a @ a.T
+    return (product + product.T) / 2, (g(a.shape[1] + 2) * frobenius(a) ** 2 + FLOAT64.underflow) * ROUND
+
+
+class Joint:
+    """Constants of the differences of two logits, with one diagonal D for each activation of the last nodes.
+
+    These are linear, activation, …, linear. P = WWᵀ behind the first weight; behind an activation with slopes in
+    [α, β] and a weight W it is W(m²D(D − P)⁻¹D − αβD)Wᵀ, m = (α + β)/2, for any D ≻ P: "Joint constants" in
+    docs/certificate.md. What is kept is P ⪯ matrix + excess·I.
+    """
+
+    def __init__(self, multipliers: Sequence[Sequence[float]], nodes: Sequence[Node], budget: Budget) -> None:
+        count = 2 * len(multipliers) + 1
+        self.nodes, self.multipliers = nodes[-count:], multipliers
+        need(len(self.nodes) == count, f"joint: needs the last {count} nodes")
+        self.work = 0
+        for i, node in enumerate(self.nodes):
+            linear = node.op == "linear" and len(node.source) == 1 and node.fields["groups"] == 1
+            good = linear if i % 2 == 0 else node.op in FUNCTIONS and node.op != "scale"
+            need(good and (i == 0 or node.inputs == (self.nodes[i - 1].name,)), f"joint: {node.where} does not fit")
+            entries = max(node.source[0], node.shape[0]) ** 2
+            budget.require(entries, ENTRIES, f"joint: {node.where}: the number of entries of a matrix is")
+            self.work += 16 * entries * math.isqrt(entries) + 64 * MOVE * entries
+        fits = all(node.shape == (len(d),) for d, node in zip(multipliers, self.nodes[1::2], strict=True))
+        need(fits, "joint: needs a multiplier for each entry of an activation")
+
+    def pairs(self, before: float) -> Array:
+        """K_ij with what comes before the first weight, ∞ where nothing is proved; K of the only logit."""
+        first, *others = (node.map.weight[0] for node in self.nodes[::2] if isinstance(node, Affine))
+        matrix, excess = gram(first)
+        for weight, node, d in zip(others, self.nodes[1::2], self.multipliers, strict=True):
+            assert isinstance(node, Scalar)
+            low, high = LOWEST[node.op](*node.parameters) if node.op in LOWEST else 0.0, node.norm
+            matrix, excess = self.step(matrix, excess, np.array(d), low, high, weight)
+        diagonal = matrix.diagonal()
+        squares = matrix if len(matrix) == 1 else np.maximum(diagonal[:, None] + diagonal - 2 * matrix, 0)
+        squares = squares + 2 * excess + 16 * U * np.abs(matrix).max()
+        constants = np.sqrt(squares * ROUND) * ROUND * before * ROUND
+        return np.where(np.isfinite(constants), constants, math.inf)
+
+    @staticmethod
+    def step(matrix: Array, excess: float, d: Array, low: float, high: float, weight: Array) -> tuple[Array, float]:
+        """The next matrix and its excess, which is infinite where nothing is proved."""
+        n, nothing = len(matrix), (np.zeros((len(weight), len(weight))), math.inf)
+        # D − P ⪰ FFᵀ + room·I: F is multiplied out, and what it misses is off by its rounding.
+        gap = np.diag(d) - matrix
+        shift = excess + 2.0**-28 * float(gap.diagonal().max())
+        gap[np.arange(n), np.arange(n)] -= shift
+        try:
+            factor: Array = np.asarray(np.linalg.cholesky(gap), np.float64)
+        except np.linalg.LinAlgError:
+            return nothing
+        product, lost = gram(factor)
+        lost += frobenius(gap - product) + 4 * U * (float(d.max()) + frobenius(matrix) + shift)
+        room = math.nextafter(shift - (excess + lost) * ROUND, -math.inf)
+        if not 0 < room < math.inf:
+            return nothing
+        # With any Y and N = m·DWᵀ − FY: m²WD(D − P)⁻¹DWᵀ ⪯ (1 + t)YᵀY + (1 + 1/t)‖N‖²/room·I.
+        target = (abs(low + high) / 2 * ROUND * d)[:, None] * weight.T
+        y: Array = np.asarray(np.linalg.solve(factor, target), np.float64)
+        missed = (
+            frobenius(target - factor @ y) + g(n) * frobenius(factor) * frobenius(y) + 4 * U * frobenius(target)
+        )
+        missed = (missed + FLOAT64.underflow) * ROUND
+        t = min(1.0, max(2.0**-50, missed / math.sqrt(room) / max(frobenius(y), 2.0**-500)))
+        product, lost = gram(y.T)
+        result = (1 + t) * product
+        excess = (1 + t) * lost + (1 + 1 / t) * missed**2 / room + 4 * U * frobenius(result)
+        if low * high != 0:  # − αβ WDWᵀ; the root and the product with it are two roundings
+            halves = np.sqrt(d) * weight
+            product, lost = gram(halves)
+            change = -low * high * product
+            excess += abs(low * high) * (lost + 8 * U * frobenius(halves) ** 2) + 8 * U * frobenius(change)
+            result = result + change
+        return result, (excess + 4 * U * frobenius(result) + FLOAT64.underflow) * ROUND
+
+
 def prove_all(nodes: Sequence[Node], budget: Budget) -> None:
     """All nodes, second pass, and Λ of docs/certificate.md."""
     growths = {"input": Decimal(1)}
@@ -1466,7 +1568,16 @@ class Network:
         # The body ends in the input of the head: its last node has no other reader.
         self.head = end if isinstance(end, Affine) and is_head else None
         self.body, self.outputs, self.batch = nodes[:-1] if self.head else nodes, end.shape[0], batch_size(nodes)
-        self.distances = dict[int, Array]()
+        self.nodes, self.distances = nodes, dict[int, Array]()
+
+    @cached_property
+    def joint(self) -> Array:
+        # The smallest constant of each pair of logits, from the input on, by the joint proofs; ∞ without one.
+        growths = {"input": Decimal(1)} | {node.name: node.growth for node in self.nodes}
+        pairs = np.full((self.outputs, self.outputs), math.inf)
+        for joint in self.nodes[-1].joint:
+            pairs = np.minimum(pairs, joint.pairs(above(growths[joint.nodes[0].inputs[0]])))
+        return pairs
 
     @cached_property
     def sizes(self) -> Array:
@@ -1505,25 +1616,30 @@ class Network:
         """
         if self.outputs == 1:
             k, e = self.single(err, z, FLOAT64)
-            mine, theirs = (f if label else -f), np.zeros_like(f)
+            mine, theirs, joint = (f if label else -f), np.zeros_like(f), self.joint[0]
         else:
             k, e = (np.delete(a, label, axis=1) for a in self.pairs(label, err, z))
             mine, theirs = np.broadcast_to(f[:, label, None], e.shape), np.delete(f, label, axis=1)
+            joint = np.delete(self.joint[label], label)
         have = np.nextafter(np.nextafter(mine - theirs, -np.inf) - 2 * e, -np.inf)
-        want = np.nextafter(np.nextafter(self.lipschitz * k, np.inf) * radius[:, None], np.inf)
+        each = np.minimum(np.nextafter(self.lipschitz * k, np.inf), joint)
+        want = np.nextafter(each * radius[:, None], np.inf)
         fine = (have > 0) & (have >= want)
         good = np.asarray(fine.all(axis=1))
         finite = np.isfinite(mine).all(axis=1) & np.isfinite(theirs).all(axis=1) & np.isfinite(e).all(axis=1)
         for i in np.flatnonzero(~good & finite):  # once more, without rounding, for the rivals that are left
-            rows = ((mine[i, j], theirs[i, j], e[i, j], k[i, j]) for j in np.flatnonzero(~fine[i]))
+            rows = ((mine[i, j], theirs[i, j], e[i, j], k[i, j], joint[j]) for j in np.flatnonzero(~fine[i]))
             good[i] = all(self.holds_exactly(radius[i], *row) for row in rows)
         return good, (have - want).min(axis=1)
 
-    def holds_exactly(self, radius: float, mine: float, theirs: float, error: float, k: float) -> bool:
+    def holds_exactly(
+        self, radius: float, mine: float, theirs: float, error: float, k: float, joint: float
+    ) -> bool:
         # The same inequality for one rival, in rational numbers.
         self.budget.spend(EXACT)
-        left = Fraction(mine) - Fraction(theirs) - 2 * Fraction(error)
-        return left > 0 and left >= Fraction(self.lipschitz) * Fraction(radius) * Fraction(k)
+        left, each = Fraction(mine) - Fraction(theirs) - 2 * Fraction(error), Fraction(self.lipschitz) * Fraction(k)
+        each = each if joint == math.inf else min(each, Fraction(joint))
+        return left > 0 and left >= each * Fraction(radius)
 
 
 def require_finite(c: Certificate) -> None:
@@ -1573,6 +1689,8 @@ def verify_constants(nodes: Sequence[Node], network: Network, report: Report) ->
     wrong = growth > Decimal(claimed)
     report.refute(wrong, f"lipschitz: claims {claimed:.17g}, the nodes give {above(growth):.17g}")
     report.lines.append(f"claimed L of {'all but the last node' if network.head else 'all nodes'}: {claimed:.17g}")
+    if nodes[-1].joint:
+        report.lines.append(f"joint constants of the pairs of logits: at most {network.joint.max():.9g}")
 
 
 def verify_claims(network: Network, c: Certificate, report: Report) -> None:
@@ -1614,6 +1732,7 @@ def verify(c: Certificate, budget: Budget) -> Report:
     # Fields, shapes and the work to come, before anything is hashed, converted or proved.
     nodes, top = plan_all(c, budget), c.top
     budget.spend(other_work(c, nodes), sum(node.prepare + node.proof for node in nodes))
+    budget.spend(sum(joint.work for joint in nodes[-1].joint))
     report = Report(lipschitz=top["lipschitz"], assumes=top["assumes"], claims=len(top["claims"]))
     network = Network(nodes, top["lipschitz"], budget)
     for name, tensor in c.weights.items():
