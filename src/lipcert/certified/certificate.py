@@ -26,7 +26,7 @@ from lipcert.files import atomic_file, write_text
 FORMAT = "lipcert-certificate-2"
 WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
 PROBES = 4
-CHECKED = ("lipschitz",)  # methods whose radii the checker can verify
+CHECKED = ("lipschitz", "lipsdp", "eclipse-fast")  # methods whose radii the checker can verify
 
 
 def save_certificate(
@@ -111,6 +111,7 @@ def write_certificate(
             for index in range(len(images))
             if float(result.radii[index]) > 0
         ],
+        **_joint(proved),
         "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered]},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +123,17 @@ def write_certificate(
     target = folder / "certificate.json"
     write_text(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return target
+
+
+def _joint(proved: Proved) -> dict[str, Any]:
+    """The multipliers of joint proofs, if there are any."""
+    if any(chain.pairs is None for chain in proved.chains):
+        raise NotCertified(
+            "a certificate can have joint constants of the last layers only, and here other layers are proved "
+            "together, too. Certify with method='lipschitz'."
+        )
+    rows = [[[float(d).hex() for d in layer] for layer in chain.multipliers] for chain in proved.chains]
+    return {"joint": rows} if rows else {}
 
 
 def _require_format(proved: Proved) -> None:

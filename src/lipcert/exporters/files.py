@@ -66,6 +66,7 @@ class _Content(BaseModel, extra="forbid"):
     inputs: _Inputs
     claims: list[tuple[Annotated[int, Field(strict=True)], Annotated[int, Field(strict=True)], Real]]
     probe: dict[str, Any]
+    joint: list[list[list[Real]]] = []
 
     @model_validator(mode="after")
     def require_claims(self) -> _Content:
