@@ -125,7 +125,7 @@ def write_certificate(
     return target
 
 
-def _joint(proved: Proved) -> dict[str, Any]:
+def _joint(proved: Proved) -> dict[str, list[list[list[str]]]]:
     """The multipliers of joint proofs, if there are any."""
     if any(chain.pairs is None for chain in proved.chains):
         raise NotCertified(
