@@ -155,6 +155,27 @@ def test_hostile_weights_are_never_looser_and_never_wrong(value):
     assert not math.isfinite(value) or tight.lower <= tight.lipschitz
 
 
+@pytest.mark.parametrize("method", FAST)
+def test_the_constant_of_one_small_output_is_not_rounded_to_float32(method):
+    """f(x) = 10⁻⁵⁰(relu x₁ − relu x₂) vanishes on a line at distance 0.1/√2."""
+    model = network(2, 2, 1).double()
+    with torch.no_grad():
+        model[0].weight.copy_(1e-14 * torch.eye(2))
+        model[2].weight.copy_(torch.tensor([[1e-36, -1e-36]]))
+        model[0].bias.zero_()
+        model[2].bias.zero_()
+    x = torch.tensor([[0.1, 0.0]], dtype=torch.float64)
+    assert 0.05 < float(lc.certify(model, x, method=method, **FAST[method]).radii) <= 0.1 / math.sqrt(2)
+    assert float(lc.audit(model, (2,), method=method, **FAST[method]).pairwise) >= 1e-50
+
+
+def test_inference_mode_does_not_matter():
+    model, x = network(3, 5, 4, 2), torch.randn(4, 3)
+    expected = lc.certify(model, x, method="lipsdp", steps=20).radii
+    with torch.inference_mode():
+        assert torch.equal(lc.certify(model, x, method="lipsdp", steps=20).radii, expected)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_slopes_are_at_least_low(name):
     """``low`` ≤ every difference quotient; it is reached up to a hundredth, so that it is not idle."""

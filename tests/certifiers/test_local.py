@@ -334,6 +334,72 @@ def test_boxes_reach_as_far_as_coordinates_can():
                 assert bool(((states[place].low <= value) & (value <= states[place].high)).all())
 
 
+LAYERS_ON_BOXES = {
+    **LAYERS,
+    "circular, kernel beyond the image": (
+        conv(nn.Conv2d, 2, 3, (5, 3), padding=(2, 1), padding_mode="circular"),
+        (2, 2, 1),
+    ),
+    "circular, dilation": (
+        conv(nn.Conv1d, 1, 2, 3, padding=2, dilation=2, padding_mode="circular"),
+        (1, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["normal", "equal"])
+@pytest.mark.parametrize("name", LAYERS_ON_BOXES)
+def test_every_entry_of_a_layer_reaches_the_end_of_its_box(name, kind):
+    """Entry i moves by ε‖w_i‖ in the direction of w_i, the row of the explicit matrix."""
+    torch.manual_seed(0)
+    make, shape = LAYERS_ON_BOXES[name]
+    layer = make().double()
+    with torch.no_grad():
+        layer.weight.copy_(WEIGHTS[kind](layer.weight))
+    local = LocalNetwork(prove(nn.Sequential(layer, nn.Flatten()), shape))
+    x = torch.randn(1, *shape, dtype=torch.float64)
+    state, epsilon = local.states(x, 0.25)[0], 0.25 * (1 - 1e-9)
+    reach = epsilon * matrix_of(layer, shape).norm(dim=1).view(state.value.shape)
+    assert bool((state.low <= state.value - reach).all())
+    assert bool((state.high >= state.value + reach).all())
+
+
+def test_a_pixel_that_a_circular_window_meets_twice_counts_twice():
+    """The only pixel has weight 3, not √3: relu(3x − 2) is not 0 everywhere for |x| ≤ 1."""
+    layer = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular").double()
+    head = nn.Linear(1, 2).double()
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        layer.bias.fill_(-2.0)
+        head.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+        head.bias.copy_(torch.tensor([0.01, -0.01]))
+    network = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), head)
+    radius = lc.certify(network, torch.zeros(1, 1, 1).double(), method="local", eps=(0.5, 1.0)).radii
+    assert 0.5 <= float(radius) <= 0.67
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-200, 2.0**-600])
+def test_squares_that_underflow_do_not_make_a_norm_zero(size):
+    layer = nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(size * torch.eye(2, dtype=torch.float64))
+    x = torch.tensor([[0.1, 0.0]], dtype=torch.float64)
+    network = nn.Sequential(layer, nn.ReLU())
+    assert float(lc.certify(network, x, method="local", eps=(1.0,), gram=True).radii) <= 0.1 / math.sqrt(2)
+    everything = torch.ones(1, 2, dtype=torch.bool)
+    assert float(_squared_gram_bound(layer.weight.detach(), everything, everything)) >= size
+    assert float(_squared_gram_bound(layer.weight.detach(), everything, ~everything)) == 0
+
+
+@pytest.mark.parametrize("method", ["lipschitz", "local"])
+def test_a_subnormal_radius_is_not_rounded_up(method):
+    """ReLU rounds nothing, so a margin of few units of 2⁻¹⁰⁷⁴ is certified: the radius is at most margin/√2."""
+    for units in range(1, 40):
+        x = torch.tensor([[0.0, units * 2.0**-1074]], dtype=torch.float64)
+        radius = Fraction(float(lc.certify(nn.Sequential(nn.ReLU()), x, method=method).radii))
+        assert 2 * radius**2 <= (units * Fraction(1, 2**1074)) ** 2
+
+
 def test_the_radius_of_a_linear_classifier_is_its_distance_rounded_down():
     """Decided in rationals: r·‖w_y − w_j‖ is at most the margin, also where the logits cancel large numbers."""
     for seed in range(full(300, 12)):
@@ -363,6 +429,10 @@ def test_bad_input_gets_one_sentence():
     for eps in ((), (0.0,), (-1.0,), (math.nan,), (math.inf,)):
         with pytest.raises(ValueError, match="eps"):
             lc.certify(network, x, method="local", eps=eps)
+    with pytest.raises(ValueError, match="eps"):
+        lc.certify(network, x, method="local", eps=0.5)
+    with pytest.raises(ValueError, match="images must be a tensor"):
+        lc.certify(network, x.numpy(), method="local")
     with pytest.raises(ValueError, match="method must be one of"):
         lc.certify(network, x, method="locla")
     with pytest.raises(NotCertified, match="two or more"):

@@ -33,6 +33,7 @@ DOWN = 1 - 2.0**-40
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 VAST = 2.0**20
+LEAST = 2.0**-1000  # taken off every radius: a subnormal quotient may be rounded up by half of its last place
 FARTHEST = 2.0**400  # no radius is larger: beyond, norms might overflow
 
 
@@ -328,7 +329,8 @@ def _certify_batch(
         terms = error_terms(proved, err, norms, distances, labels, U64)
         terms = terms if known else torch.zeros_like(terms)
         quotients = (margins * DOWN - times * terms) * DOWN / constants * DOWN
-        return torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, FARTHEST) + 0.0, terms  # no negative zero
+        radii = torch.nan_to_num(quotients.amin(dim=1) - LEAST, 0.0).clamp(0.0, FARTHEST)
+        return radii + 0.0, terms  # no negative zero
 
     radii, terms = within(ball)
     # Where classes hardly move the ball has no end, and its rounding eats the margin: then a vast one will do.

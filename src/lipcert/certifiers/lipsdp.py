@@ -157,7 +157,9 @@ def _chain(first: int, last: int, shape: Ellipsoid, multipliers: list[Array], he
     pairs = None
     if headed:
         pairs = (
-            torch.from_numpy(shape.pairs() * ROOM) if len(shape.matrix) > 1 else torch.tensor([[whole]]).double()
+            torch.from_numpy(shape.pairs() * ROOM)
+            if len(shape.matrix) > 1
+            else torch.tensor([[whole]], dtype=torch.float64)
         )
     return Chain(first, last, whole, pairs, tuple(map(torch.from_numpy, multipliers)), method)
 
@@ -214,6 +216,8 @@ def mean_of_pairs(matrix: Tensor) -> Tensor:
     return squares.clamp_min(2.0**-40 * float(diagonal.detach().max())).log().mean()
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def optimize(
     layers: Layers, start: Sequence[Array], objective: Callable[[Tensor], Tensor], steps: int
 ) -> list[Array]:
@@ -226,24 +230,23 @@ def optimize(
     best, least = [log.detach().clone() for log in logs], math.inf
     rate = RATE
     optimizer = torch.optim.Adam(logs, lr=rate)
-    with torch.enable_grad():
-        for step in range(steps):
-            matrix = _last_matrix(weights, layers.slopes, [log.exp() for log in logs])
-            value = None if matrix is None else objective(matrix)
-            if value is None or not math.isfinite(float(value.detach())):
-                rate /= 2
-                with torch.no_grad():
-                    for log, kept in zip(logs, best, strict=True):
-                        log.copy_(kept)
-                optimizer = torch.optim.Adam(logs, lr=rate)
-                continue
-            if float(value.detach()) < least:
-                best, least = [log.detach().clone() for log in logs], float(value.detach())
-            optimizer.zero_grad()
-            value.backward()
-            for group in optimizer.param_groups:
-                group["lr"] = rate * (1 - step / steps)
-            optimizer.step()
+    for step in range(steps):
+        matrix = _last_matrix(weights, layers.slopes, [log.exp() for log in logs])
+        value = None if matrix is None else objective(matrix)
+        if value is None or not math.isfinite(float(value.detach())):
+            rate /= 2
+            with torch.no_grad():
+                for log, kept in zip(logs, best, strict=True):
+                    log.copy_(kept)
+            optimizer = torch.optim.Adam(logs, lr=rate)
+            continue
+        if float(value.detach()) < least:
+            best, least = [log.detach().clone() for log in logs], float(value.detach())
+        optimizer.zero_grad()
+        value.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / steps)
+        optimizer.step()
     return [log.exp().numpy() for log in best]
 
 

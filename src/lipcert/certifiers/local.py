@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,10 +29,12 @@ from torch import Tensor, nn
 from lipcert.certified import operators
 from lipcert.certified.certify import (
     DOWN,
+    LEAST,
     CertificationResult,
     certify,
     error_terms,
     errors_along,
+    require_tensors,
     rivals_of,
     usable_chain,
     walk,
@@ -86,9 +88,10 @@ def certify_locally(
         gram: also bound the norms of masked dense layers by squaring their Gram matrices: tighter and slower.
     """
     positive_int("batch_size", batch_size)
-    radii = sorted({float(radius) for radius in eps})
+    require_tensors(images=images, labels=labels)
+    radii = sorted({float(radius) for radius in eps}) if isinstance(eps, Iterable) else []
     if not radii or not all(0 < radius <= 2.0**20 for radius in radii):
-        raise ValueError(f"eps must be radii above 0 and at most 2^20; got {list(eps)!r:.80}. Pass e.g. (36/255,).")
+        raise ValueError(f"eps must be radii above 0 and at most 2^20; got {eps!r:.80}. Pass e.g. (36/255,).")
     proved = usable_chain(model, images, "float64")
     if proved.shape[0] < 2:
         raise NotCertified("local bounds are for classifiers with two or more logits. Use method='lipschitz'.")
@@ -130,7 +133,7 @@ class LocalNetwork:
         err, norms = errors_along(proved, sizes, ball, U64)
         terms = error_terms(proved, err, norms, rivals_of(proved, logits, labels)[1], labels, U64)
         quotients = (margins * DOWN - 3 * terms) * DOWN / constants * DOWN
-        found = torch.nan_to_num(quotients.amin(dim=1), 0.0).clamp(0.0, radius)
+        found = torch.nan_to_num(quotients.amin(dim=1) - LEAST, 0.0).clamp(0.0, radius)
         usable = torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
         return torch.where(usable & torch.isfinite(state.constant), found, 0.0)
 
@@ -229,7 +232,7 @@ class Masked:
         """Boxes and the constant behind the layer."""
         low, high = self._interval(source)
         # |y_i − ŷ_i| ≤ ‖V_i D'‖·‖Δx‖ + what rounding did at the center: only moving inputs count.
-        squares = self._multiply(self.squared, source.moving.double())
+        squares = self._multiply(self.squared, source.moving.double()) * self._meetings(source.moving.shape)
         norms = (squares * (1 + g(self.terms + 8)) + TINY).sqrt()
         reach = norms * _spread(source.constant * (radius * ROUND), norms) + _spread(state.error, norms)
         reach = reach * ROUND
@@ -256,6 +259,16 @@ class Masked:
             value, spread = value + bias, spread + lost * bias.abs()
         spread = spread + (value.abs() + spread) * WIDER
         return value - spread, value + spread
+
+    def _meetings(self, shape: Sequence[int]) -> int:
+        """How many taps of a window can meet one pixel of a batch of that shape; (Σ of r taps)² ≤ r·Σ of squares.
+
+        Taps u and u′ of a circular image of length n meet where (u − u′)·dilation is a multiple of n.
+        """
+        if not isinstance(self.operator, operators.Conv) or not self.operator.circular:
+            return 1
+        axes = zip(self.weight.shape[2:], shape[2:], self.operator.dilation, strict=True)
+        return math.prod(-(-taps // (size // math.gcd(size, dilation))) for taps, size, dilation in axes)
 
     def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
         return self.operator.multiply((weight,), x, None)
@@ -381,7 +394,9 @@ def _squared_gram_bound(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor
     for factor, more in zip(reversed(scales), reversed(lost[1:]), strict=True):
         bound = ((bound + more + TINY) * factor * ROUND).sqrt() * ROUND
     bound = ((bound + lost[0] + TINY) * scale * ROUND).sqrt() * ROUND
-    return torch.where(usable, bound, torch.where(size == 0, 0.0, math.inf))
+    # The squares of small entries vanish, so that a size of 0 does not say that the matrix is 0.
+    empty = ~(matrix != 0).any(dim=(1, 2))
+    return torch.where(usable, bound, torch.where(empty, 0.0, math.inf))
 
 
 def _through_function(step: Function, source: State, state: State) -> State:
