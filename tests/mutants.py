@@ -645,6 +645,36 @@ def rounded_orthogonal():
     return Case(layer, (48,), 1.0, affine(layer, (48,)))
 
 
+def tracked(matrix, iterate):
+    layer = lc.layers.TrackedLinear(matrix.shape[1], len(matrix), bias=False)
+    layer.weight.data = matrix.float()
+    layer.iterate.copy_(iterate)
+    return layer
+
+
+@mutant("the norm estimate of a tracked layer taken as its norm", 6, "PROVED")
+def estimate_as_norm():
+    layer = tracked(torch.diag(torch.tensor([1.0, 1.25])), torch.tensor([1.0, 1e-4]))
+    return Case(layer, (2,), float(layer.norm_estimate().detach()), affine(layer, (2,)))
+
+
+@mutant("power iteration from ones, which are orthogonal to the first singular vector", 6, "PROVED")
+def power_iteration_from_ones():
+    layer = tracked(torch.tensor([[2.5, -1.5], [-1.5, 2.5]]), torch.ones(2))
+    return Case(layer, (2,), float(layer.norm_estimate(500).detach()), affine(layer, (2,)))
+
+
+@mutant("a layer that subtracts the mean of its batch, in training mode", LISTED, "NotCertified")
+def batch_mean():
+    """The same image in two batches has two outputs: no constant covers that."""
+    layer = lc.layers.LinearResidualConv2d(1, center=True).train()
+    layer.weight.data.fill_(1.0)
+    image = torch.zeros(1, 1, 2, 2)
+    with torch.no_grad():
+        outputs = [layer(torch.cat((image, image + other)))[0] for other in (1.0, 2.0)]
+    return Case(layer, (1, 2, 2), 10.0, 0.0 if torch.equal(*outputs) else math.inf)
+
+
 @mutant("a norm cached before the weight changed", 14, "PROVED")
 def stale_norm():
     layer = nn.Linear(6, 4)

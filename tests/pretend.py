@@ -26,11 +26,13 @@ LOSSES = {  # MultiMargin calls one function of torch, which ends the process on
     "margin-boosting": lc.losses.MarginBoosting,
     "logit-annealing": lc.losses.LogitAnnealing,
     "emma": lambda: lc.losses.EMMA(0.4),
+    "gloro": lambda: lc.losses.GloRo(0.4),
+    "gloro-trades": lambda: lc.losses.GloRoTrades(0.4),
     "certificate": lc.losses.CertificateRegularized,
     "kr": lc.losses.KR,
     "hkr": lc.losses.HKR,
 }
-MODELS = ("sll_nano", "soc_5")
+MODELS = ("sll_nano", "soc_5", "liresnet_nano")
 
 
 def register() -> None:
@@ -91,7 +93,7 @@ def loss_step(name: str) -> None:
         labels = torch.zeros(8, dtype=torch.int64, device=DEVICE)
         loss = LOSSES[name]()
         value = loss(logits, labels)
-        if name in ("emma", "certificate"):
+        if name in ("emma", "gloro", "gloro-trades", "certificate"):
             value = value + loss(logits, labels, torch.ones(CLASSES, CLASSES, device=DEVICE))
         value.backward()
         require(value, logits.grad)
@@ -102,7 +104,9 @@ def model_step(name: str) -> None:
     model = lc.create_model(name, num_classes=CLASSES, image_shape=(3, 32, 32)).train()
     with FakeTensorMode():
         logits = move(model)(torch.rand(2, 3, 32, 32, device=DEVICE))
-        lc.losses.OffsetCrossEntropy()(logits, torch.zeros(2, dtype=torch.int64, device=DEVICE)).backward()
+        constant = lc.layers.lipschitz_estimate(model[0]) if name.startswith("liresnet") else 1.0
+        labels = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+        (lc.losses.OffsetCrossEntropy()(logits, labels) * constant).backward()
         require(logits, *(p.grad for p in model.parameters()))
 
 
