@@ -127,5 +127,5 @@ def _solve(factor: Array, target: Array) -> Array:
     for start in range(0, len(factor), BLOCK):
         rows = slice(start, start + BLOCK)
         rest = target[rows] - factor[rows, :start] @ y[:start]
-        y[rows] = np.linalg.solve(factor[rows, rows], rest)
+        y[rows] = np.linalg.inv(factor[rows, rows]) @ rest
     return y
