@@ -162,6 +162,8 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     yield "groupsort", Entry(lambda: lc.layers.GroupSort(3), (6, 2))
     yield "householder", Entry(lambda: lc.layers.Householder(6), (6, 2))
     yield "abs", Entry(lambda: lc.layers.Abs(), (6,))
+    yield "clipped-relu", Entry(lambda: lc.layers.ClippedReLU(0.7), (6,))
+    yield "clip", Entry(lambda: lc.layers.Clip(0.4), (6, 2))
     for m, n in ((6, 4), (4, 7)):
         make = lambda m=m, n=n: lc.layers.TrackedLinear(n, m)  # noqa: E731
         yield f"tracked-linear-{m}x{n}", Entry(make, (n,), None)

@@ -278,6 +278,41 @@ class GloRoTrades(_Loss):
         return F.cross_entropy(logits, labels) + self.weight * divergence.mean()
 
 
+class WorstCase(_Loss):
+    """κ·CE(f, y) + (1 − κ)·CE(f̄, y) + weight·activity, f̄_j = f_j + ε·L(x)·‖w_j − w_y‖ (Huang et al., NeurIPS 2021).
+
+    f̄ are the worst logits in the ball of radius ε if L(x) is a constant in that ball. ``activity`` pushes neurons
+    towards being constant there; it and L(x) come from ``lipcert.layers.local_estimate``.
+
+    Args:
+        epsilon: ε, the radius to train for.
+        kappa: κ, the share of the plain cross entropy.
+        weight: of the activity.
+    """
+
+    def __init__(self, epsilon: float, kappa: float = 0.0, weight: float = 0.0) -> None:
+        super().__init__()
+        self.epsilon = _radius(epsilon)
+        self.kappa = _number("kappa", kappa, 0.0, 1.0, cure="1 is plain cross entropy.")
+        self.weight = _number("weight", weight, 0.0, cure="0 leaves the activity out.")
+
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        pairwise: float | Tensor = SQRT2,
+        constants: Tensor | None = None,
+        activity: Tensor | None = None,
+    ) -> Tensor:  # → ()
+        logits, labels = _batch(logits, labels)
+        reach = _radius(self.epsilon, logits) * _constants(pairwise, logits, labels)
+        reach = reach if constants is None else reach * constants[:, None].to(logits)
+        worst = logits + reach.masked_fill(_own(logits, labels), 0.0)
+        plain, robust = F.cross_entropy(logits, labels), F.cross_entropy(worst, labels)
+        total = self.kappa * plain + (1 - self.kappa) * robust
+        return total if activity is None else total + self.weight * activity.to(logits)
+
+
 def _bottom(logits: Tensor, epsilon: float | Tensor, pairwise: float | Tensor) -> Tensor:  # (N, 1)
     """f_⊥ = max_{i≠j} (f_i + ε·K_ij) with j = argmax f; a rival that ties with j gives at least f_j."""
     answers = logits.detach().argmax(dim=1)

@@ -98,13 +98,14 @@ def test_the_rivals_layouts_are_proved(layout, fields, method, head):
     assert report.pairwise.max() <= (1.42 if head == "first" else 2.01) * 1.01**convolutions
 
 
-TRACKED = ("gloro", "liresnet")
+TRACKED = ("gloro", "local", "liresnet")
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"method": "gloro", "layout": "c2f", "head": "plain", "conv_layers": 5, "pool": 1, "dense_layers": 1},
+        {"method": "local", "layout": "c2f", "head": "plain", "conv_layers": 3, "pool": 1, "dense_layers": 1},
         {"method": "liresnet", "layout": "liresnet", "stem": 2, "conv_layers": 2, "pool": 2, "dense_layers": 2},
     ],
     ids=TRACKED,
@@ -176,7 +177,7 @@ def test_dividing_by_std_costs_radius():
         ({"image_shape": (3, 0, 32)}, "all positive"),
         ({"layout": "kw_large"}, r"layout kw_large has .*\(1, 1, 4, 2\); got \(2, 1, 4, 3\)"),
         ({"layout": "c2f"}, r"layout c2f has .*\(1, 1, 4, 3\); got \(2, 1, 4, 3\)"),
-        ({"layout": "c2f", "stem": 1, "method": "sn"}, "layout c2f is that of the method 'gloro'; got sn"),
+        ({"layout": "c2f", "stem": 1, "method": "sn"}, "layout c2f is that of gloro and local; got sn"),
         (
             {"layout": "c2f", "stem": 1, "method": "gloro"},
             "groups of three convolutions, the last maybe of two; got 4",

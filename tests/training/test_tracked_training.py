@@ -21,6 +21,7 @@ SETTINGS |= {"threads": 1, "evaluate_every": 100}
 RECIPES = {
     "gloro": ("gloro_nano", "gloro"),
     "gloro-trades": ("gloro_nano", "gloro-trades"),
+    "local": ("local_nano", "local"),
     "emma": ("liresnet_nano", "emma"),
     "emma-annealing": ("liresnet_nano", "emma-annealing"),
 }

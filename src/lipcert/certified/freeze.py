@@ -696,6 +696,11 @@ def _l2_blocks(kernel: tuple[int, int], image: Shape) -> Op:
     return foreign.l2_blocks(2, kernel, kernel, image)
 
 
+def _clipped(layer: activation.Clipped) -> list[Op]:
+    low, high = (float(end) for end in layer.limits())
+    return [Function("hardtanh", (low + 0.0, high))]  # no negative zero
+
+
 LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     forms.ResidualLinear: _residual,
     **dict.fromkeys((forms.ResidualConv1d, forms.ResidualConv2d, forms.ResidualConv3d), _residual),
@@ -715,6 +720,7 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     activation.MaxMin: lambda layer: [ops.GroupSort(2, inner_axis(layer.dim), True)],
     activation.GroupSort: lambda layer: [ops.GroupSort(layer.group_size, inner_axis(layer.dim))],
     activation.Householder: _householder,
+    **dict.fromkeys((activation.ClippedReLU, activation.Clip), _clipped),
     activation.Abs: lambda layer: [Function("abs")],
     shape.Pixelwise: _pixelwise,
     shape.PadChannels: lambda layer: [flexible(foreign.pad_channels, layer.channels, layer.dim)],

@@ -5,6 +5,8 @@ those whose norm is tracked are here.
 """
 
 from lipcert.layers.activation import Abs as Abs
+from lipcert.layers.activation import Clip as Clip
+from lipcert.layers.activation import ClippedReLU as ClippedReLU
 from lipcert.layers.activation import GroupSort as GroupSort
 from lipcert.layers.activation import Householder as Householder
 from lipcert.layers.activation import MaxMin as MaxMin

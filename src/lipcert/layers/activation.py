@@ -116,3 +116,42 @@ class Abs(NonExpansive):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
+
+
+class Clipped(NonExpansive):
+    """x ↦ min(max(x, a), b), entry by entry, with learned ends a ≤ b: constant outside them."""
+
+    @abc.abstractmethod
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """a and b."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = self.limits()
+        return torch.minimum(torch.maximum(x, low.to(x.dtype)), high.to(x.dtype))
+
+
+class ClippedReLU(Clipped):
+    """x ↦ min(max(x, 0), θ) with a learned θ ≥ 0 (ReLUθ, Huang et al. 2021): constant below 0 and above θ."""
+
+    def __init__(
+        self, theta: float = 2.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(float(theta), device=device, dtype=dtype))
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(self.theta), self.theta.clamp_min(0.0)
+
+
+class Clip(Clipped):
+    """x ↦ min(max(x, −θ₀), θ₁) with learned θ ≥ 0. ``nn.Sequential(MaxMin(), Clip())`` is a clipped MaxMin."""
+
+    def __init__(
+        self, theta: float = 2.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.full((2,), float(theta), device=device, dtype=dtype))
+
+    def limits(self) -> tuple[Tensor, Tensor]:
+        low, high = self.theta.clamp_min(0.0).unbind()
+        return -low, high

@@ -285,7 +285,7 @@ def lipschitz_estimate(network: nn.Module) -> Tensor:  # ()
     """
     logarithms: list[Tensor] = []
     constant = 0.0
-    for layer in _chain(network):
+    for layer in chain_of(network):
         if isinstance(layer, Tracked):
             norm = layer.norm_estimate()
             logarithms.append(norm.clamp_min(torch.finfo(norm.dtype).tiny).log())
@@ -297,7 +297,8 @@ def lipschitz_estimate(network: nn.Module) -> Tensor:  # ()
     return (torch.stack(logarithms).sum() + constant).exp()
 
 
-def _chain(network: nn.Module) -> list[nn.Module]:
+def chain_of(network: nn.Module) -> list[nn.Module]:
+    """The layers of nested Sequentials, in order."""
     if type(network) is nn.Sequential:
-        return [layer for child in network for layer in _chain(child)]
+        return [layer for child in network for layer in chain_of(child)]
     return [network]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lipcert.layers.activation import Abs, Householder, MaxMin
+from lipcert.layers.activation import Abs, ClippedReLU, Householder, MaxMin
 from lipcert.layers.forms import (
     AffineConv2d,
     AffineLinear,
@@ -35,7 +35,7 @@ ORTHOGONAL = {
     "bcop": "bcop",
     "orthogonal": "pixel by pixel",
 }
-TRACKED = ("gloro", "liresnet")  # convolutions whose norm is tracked
+TRACKED = ("gloro", "local", "liresnet")  # convolutions whose norm is tracked
 
 
 def changes_width(spec: ModelSpec) -> bool:
@@ -76,7 +76,7 @@ def affine_dense(spec: ModelSpec, inputs: int, outputs: int) -> nn.Module:
     """A dense layer without an activation, of a method that has one."""
     if spec.method in AFFINE:
         return AffineLinear(inputs, outputs, bound=AFFINE[spec.method])
-    if spec.method == "gloro":
+    if spec.method in ("gloro", "local"):
         return TrackedLinear(inputs, outputs)
     if spec.method == "liresnet":
         return _cholesky(inputs, outputs)
@@ -107,4 +107,6 @@ def between(spec: ModelSpec, channels: int) -> nn.Module:
     """What follows an affine layer: MaxMin keeps the norm of each pair; |x| where one would be left over."""
     if spec.method == "soc_plus":
         return Householder(channels)
+    if spec.method == "local":
+        return ClippedReLU()
     return Abs() if channels % 2 else MaxMin()

@@ -85,7 +85,7 @@ _PAPER_METHODS = ("sll", "sll_shifted", "sll_surrogate", "sll_sampled_gradient",
 for _size, _fields in _SIZES.items():
     for _method in get_args(Method) if _size in ("nano", "tiny") else _PAPER_METHODS:
         _kernel = 2 if _method == "eco" else 3  # ECO's must divide the image
-        _head = "plain" if _method == "gloro" else "normalized"  # as published
+        _head = "plain" if _method in ("gloro", "local") else "normalized"  # as published
         _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel, "head": _head})
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})
@@ -112,19 +112,14 @@ _register(
 )  # which divides the image
 for _size, _width in (("small", 16), ("medium", 32), ("large", 48)):
     _register(f"aol_{_size}", {"method": "aol_affine", **_PATCHES, "channels": 192, "dense_hidden": 64 * _width})
-_C2F = {"method": "gloro", "layout": "c2f", "head": "plain", "pool": 1, "dense_layers": 1}
-_register("gloro_6c2f", {**_C2F, "channels": 32, "conv_layers": 6, "dense_hidden": 512})
-_register(
-    "gloro_8c2f",
-    {
-        **_C2F,
-        "channels": 64,
-        "conv_layers": 8,
-        "dense_hidden": 256,
-        "image_shape": (3, 64, 64),
-        "num_classes": 200,
-    },
-)
+_C2F = {"layout": "c2f", "head": "plain", "pool": 1, "dense_layers": 1}
+_TINY_IMAGES = {"image_shape": (3, 64, 64), "num_classes": 200}
+for _method in ("gloro", "local"):
+    _register(f"{_method}_6c2f", {"method": _method, **_C2F, "channels": 32, "conv_layers": 6, "dense_hidden": 512})
+    _register(
+        f"{_method}_8c2f",
+        {"method": _method, **_C2F, **_TINY_IMAGES, "channels": 64, "conv_layers": 8, "dense_hidden": 256},
+    )
 _register(
     "liresnet_12x512",
     {

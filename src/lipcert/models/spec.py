@@ -37,6 +37,7 @@ Method = Literal[
     "bcop",
     "sandwich",
     "gloro",  # plain layers, whose norms are tracked and not divided
+    "local",  # the same with clipped activations, for constants that hold in a ball
     "liresnet",  # I + γV/√L on images, tracked; dense layers orthogonal by Cholesky
 ]
 
@@ -115,9 +116,9 @@ class ModelSpec(ReadableErrors, BaseModel):
             )
         if self.method.startswith(("sll", "cpl", "rescaled")) or self.method == "aol":
             raise ValueError(f"layout {self.layout} changes its width, which a residual cannot; got {self.method}")
-        only = {"c2f": "gloro", "liresnet": "liresnet"}.get(self.layout, self.method)
-        if self.method != only:
-            raise ValueError(f"layout {self.layout} is that of the method {only!r}; got {self.method}")
+        only = {"c2f": ("gloro", "local"), "liresnet": ("liresnet",)}.get(self.layout, (self.method,))
+        if self.method not in only:
+            raise ValueError(f"layout {self.layout} is that of {' and '.join(only)}; got {self.method}")
         if self.layout == "lipconvnet" and (self.conv_layers % 5 or not self.conv_layers):
             raise ValueError(f"lipconvnet has five groups of convolutions; got conv_layers {self.conv_layers}")
         if self.layout == "lipconvnet" and self.head == "first" and self.features > 32 * self.channels:

@@ -26,6 +26,7 @@ Loss = Literal[
     "emma-annealing",
     "gloro",
     "gloro-trades",
+    "local",
     "certificate",
     "kr",
     "hkr",
@@ -39,11 +40,16 @@ LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {  # fields below that each loss of
     "emma-annealing": ("epsilon", "epsilon_schedule", "offset", "temperature", "beta"),
     "gloro": ("epsilon", "epsilon_schedule"),
     "gloro-trades": ("epsilon", "epsilon_schedule", "weight", "weight_schedule"),
+    "local": ("epsilon", "epsilon_schedule", "weight"),
     "certificate": ("gamma",),
     "kr": (),
     "hkr": ("alpha", "margin"),
 }
-OWN_LOSS: dict[str, Loss] = {"gloro": "gloro", "liresnet": "emma"}  # of methods whose norms are tracked
+OWN_LOSS: dict[str, Loss] = {
+    "gloro": "gloro",
+    "liresnet": "emma",
+    "local": "local",
+}  # of methods whose norms are tracked
 
 
 def own_loss(model: str) -> Loss | None:
@@ -93,14 +99,15 @@ class TrainConfig(ReadableErrors, BaseModel):
     margin: float | None = Field(default=None, ge=0)
     """Hinge margin (multi-margin: 1, hkr: 1)."""
     weight: float | None = Field(default=None, ge=0)
-    """Weight of the rivals' term (margin-boosting: 1) or of the divergence (gloro-trades: 1)."""
+    """Weight of the rivals' term (margin-boosting: 1) of the divergence (gloro-trades: 1)
+    or of the activity of neurons (local: 0)."""
     weight_schedule: Growth | None = None
     """How that weight grows, as the radius (gloro-trades: fixed)."""
     epsilon: float | None = Field(default=None, gt=0)
-    """Radius to train for (emma, emma-annealing: 108/255, gloro, gloro-trades: 36/255)."""
+    """Radius to train for (emma, emma-annealing: 108/255, gloro, gloro-trades, local: 36/255)."""
     epsilon_schedule: Growth | None = None
     """How that radius grows: fixed, linear (from 1/100, to the end) or half (from 1/30, to the middle of the run).
-    The losses of gloro have linear, those of emma half."""
+    The losses of gloro and local have linear, those of emma half."""
     gamma: float | None = Field(default=None, ge=0)
     """Weight of the radius beside the cross entropy (certificate: 0.1)."""
     alpha: float | None = Field(default=None, ge=0, le=1)

@@ -178,7 +178,7 @@ class Trainer:
         torch.manual_seed(config.seed * 1_000_003 + 700_001 * (self.step + 1))  # for layers that draw at random
         with self.accelerator.autocast():
             logits = self.model(inputs)
-        loss = self.loss_of(self.plain, logits.float(), labels, progress)
+        loss = self.loss_of(self.plain, inputs, logits.float(), labels, progress)
         self.pending.append((self.accelerator.reduce(loss.detach(), "mean"), len(batch)))
         last = index + 1 == self.steps_per_epoch or self.step + 1 == self.total
         looks = last or self.accelerator.device.type == "cpu" or (self.step + 1) % READ_EVERY == 0

@@ -13,27 +13,35 @@ from lipcert.certified.freeze import freeze
 from lipcert.certified.radius import certified_radii
 from lipcert.layers.contract import lipschitz_bound
 from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
+from lipcert.layers.local import local_estimate
 from lipcert.layers.tracked import lipschitz_estimate
 from lipcert.records import RADII
 from lipcert.training.config import TrainConfig, growth_factor
 
+SEE_CONSTANTS = (
+    losses.EMMA,
+    losses.GloRo,
+    losses.GloRoTrades,
+    losses.WorstCase,
+    losses.CertificateRegularized,
+)
 HEADS = (NormalizedHead, LinearHead, FirstLogits)
 CountHits = Callable[[Tensor, Tensor], dict[str, Tensor]]  # inputs, labels → for each name, a bool per example
 Evaluate = Callable[[nn.Module], CountHits]  # called once per evaluation, so that it can prepare the network
 
 
-def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float], Tensor]:
-    """(network, logits, labels, progress) → loss. Losses about radii see K_ij = K·‖w_i − w_j‖.
+def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, Tensor, float], Tensor]:
+    """(network, inputs, logits, labels, progress) → loss. Losses about radii see K_ij = K·‖w_i − w_j‖.
 
     K is ``lipschitz_estimate`` of what comes before the head: 1, or the norms of layers that are tracked. The
     gradient also flows through K and through the distances, as in the published losses. The radius to train for
-    and the weight of TRADES grow with progress.
+    and the weight of TRADES grow with progress. The loss of local constants estimates K for each input.
     """
     settings = config.loss_settings()
-    gloro = config.loss.startswith("gloro")
-    radius_growth = settings.pop("epsilon_schedule", "linear" if gloro else "half")
+    tracked = config.loss.startswith("gloro") or config.loss == "local"
+    radius_growth = settings.pop("epsilon_schedule", "linear" if tracked else "half")
     weight_growth = settings.pop("weight_schedule", "fixed")
-    radius = settings.pop("epsilon", 36 / 255 if gloro else 108 / 255)
+    radius = settings.pop("epsilon", 36 / 255 if tracked else 108 / 255)
     makers: dict[str, Callable[..., nn.Module]] = {
         "offset": losses.OffsetCrossEntropy,
         "multi-margin": losses.MultiMargin,
@@ -43,6 +51,7 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float
         "emma-annealing": lambda **inner: losses.EMMA(radius, loss=losses.LogitAnnealing(**inner)),
         "gloro": lambda: losses.GloRo(radius),
         "gloro-trades": lambda **weight: losses.GloRoTrades(radius, **weight),
+        "local": lambda **weight: losses.WorstCase(radius, **weight),
         "certificate": losses.CertificateRegularized,
         "kr": losses.KR,
         "hkr": losses.HKR,
@@ -50,8 +59,8 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float
     loss = makers[config.loss](**settings)
     weight = getattr(loss, "weight", None)
 
-    def loss_of(network: nn.Module, logits: Tensor, labels: Tensor, progress: float) -> Tensor:
-        if not isinstance(loss, (losses.EMMA, losses.GloRo, losses.GloRoTrades, losses.CertificateRegularized)):
+    def loss_of(network: nn.Module, inputs: Tensor, logits: Tensor, labels: Tensor, progress: float) -> Tensor:
+        if not isinstance(loss, SEE_CONSTANTS):
             return cast(Tensor, loss(logits, labels))
         if not isinstance(loss, losses.CertificateRegularized):
             loss.epsilon = radius * growth_factor(progress, radius_growth)
@@ -61,6 +70,11 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, float
         assert isinstance(head, HEADS)  # what models.build makes
         rows = head.rows().to(logits.device)
         distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        if isinstance(loss, losses.WorstCase):
+            # κ falls from 1 to 0; L(x) and the radius of its balls belong together.
+            loss.kappa = 1 - progress
+            local = local_estimate(backbone, inputs, radius * growth_factor(progress, radius_growth))
+            return loss(logits, labels, distances, local.constants, local.activity)
         return loss(logits, labels, lipschitz_estimate(backbone).to(logits.device) * distances)
 
     return loss_of
