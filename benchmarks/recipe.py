@@ -126,7 +126,9 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * learning_rate_factor(progress, config.schedule)
         logits = model(inputs.contiguous(memory_format=torch.channels_last))
-        loss = loss_of(model, logits, train.labels[batch], progress)
+        loss = loss_of(
+            model, inputs.contiguous(memory_format=torch.channels_last), logits, train.labels[batch], progress
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

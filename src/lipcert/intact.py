@@ -83,7 +83,8 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
                 f"{kind}.{name} is a tensor that is neither a parameter nor a buffer. Register it as one of them."
             )
     for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-        if tensor is not None and type(tensor) not in (Tensor, nn.Parameter):
+        # A tensor without entries only says where a module is.
+        if tensor is not None and tensor.numel() and type(tensor) not in (Tensor, nn.Parameter):
             raise NotCertified(
                 f"{kind}.{name} is a {type(tensor).__qualname__}, which may bring its own products. Convert it to "
                 "a plain tensor."

@@ -258,7 +258,7 @@ def test_a_plan_is_checked_before_anything_starts(tmp_path):
         (["--methods", "sll", "nonsense"], "nonsense_tiny"),
         (["--methods", "sll", "sll"], "each of them once"),
         (["--seconds", "0"], "seconds"),
-        (["--epochs", "3", "--seconds", "5"], "got both"),
+        (["--epochs", "3", "--seconds", "5"], "not both"),
     ):
         result = command("compare", *words, "--out", str(tmp_path / "new"))
         assert result.returncode == 2, words

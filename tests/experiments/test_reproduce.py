@@ -456,7 +456,7 @@ def test_data_that_is_not_prepared_leaves_a_note_and_no_error(tmp_path):
     for data, name in (("CIFAR100", "cifar100"), ("TinyImageNet", "tiny_imagenet")):
         assert f"{data}: not run: data not prepared (lipcert data get {name})." in " ".join(result.stdout.split())
     rows = [row for row in record_of(tmp_path / "out")["rows"] if row["note"]]
-    assert [row["model"] for row in rows] == ["SLL tiny", "SLL tiny"]
+    assert [row["model"] for row in rows] == ["SLL tiny", "GloRo tiny", "SLL tiny"]
     assert not (tmp_path / "out/runs").exists()
     times = command("inference", "--out", str(tmp_path / "times"), "--data-root", str(tmp_path))
     assert times.returncode == 0

@@ -194,7 +194,7 @@ def test_specs_refuse_nonsense(overrides, message):
 def test_registry():
     assert "sll_tiny" in lc.list_models("sll*")
     assert lc.list_models("nothing*") == []
-    with pytest.raises(ValueError, match=r"no model 'resnet'\..*`lipcert models`"):
+    with pytest.raises(ValueError, match=r"no model 'resnet'; did you mean 'liresnet_tiny'.*`lipcert models`"):
         lc.create_model("resnet")
     with pytest.raises(ValueError, match="exists already"):
         lc.register_model("sll_tiny", lambda **overrides: None)

@@ -102,7 +102,7 @@ def test_the_loss_sees_the_estimate_and_the_accuracy_does_not():
         model[0][3].weight.mul_(3.0)
     loss_of = make_loss(TrainConfig(model="gloro_nano", loss="gloro"))
     logits = model(images)
-    loss = loss_of(model, logits, labels, 1.0)
+    loss = loss_of(model, images, logits, labels, 1.0)
     loss.backward()
     estimate = lc.layers.lipschitz_estimate(model[0])
     rows = model[1].rows()
@@ -133,6 +133,6 @@ def test_a_gradient_step_on_the_loss_lowers_the_norms_that_it_should():
     before = lc.lipschitz_bound(model.eval()[0])
     for _ in range(20):
         optimizer.zero_grad()
-        loss_of(model.train(), model(images), labels, 1.0).backward()
+        loss_of(model.train(), images, model(images), labels, 1.0).backward()
         optimizer.step()
     assert lc.lipschitz_bound(model.eval()[0]) < 0.8 * before

@@ -265,10 +265,10 @@ def test_the_pairwise_losses_see_the_head(tmp_path):
     model = create_model("sll_nano", image_shape=(1, 8, 8))
     with torch.no_grad():
         model[1].weight[1] = -model[1].weight[0]
-    logits = torch.zeros(1, 10)
+    logits, images = torch.zeros(1, 10), torch.zeros(1, 1, 8, 8)
     logits[0, 0] = 1.0
     labels = torch.tensor([0])
-    loss = make_loss(TrainConfig(loss="certificate", gamma=1.0))(model, logits, labels, 1.0)
+    loss = make_loss(TrainConfig(loss="certificate", gamma=1.0))(model, images, logits, labels, 1.0)
     rows = model[1].rows()
     radius = 1 / (rows[0] - rows[1:]).norm(dim=1).max()
     assert rows[1].allclose(-rows[0])

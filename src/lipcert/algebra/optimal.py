@@ -110,6 +110,8 @@ def optimal_gamma(
 
 
 def _row_norms(rows: Tensor) -> Tensor:  # (n, m) → (n,), without overflow or underflow
+    if not rows.shape[1]:
+        return rows.new_zeros(len(rows))
     largest = rows.abs().amax(dim=1)
     return largest * torch.linalg.vector_norm(rows / largest.where(largest > 0, 1.0)[:, None], dim=1)
 

@@ -83,6 +83,8 @@ class Product(Op):
     def _set_up(self, operator: Operator, **tensors: Tensor | None) -> None:
         self.operator = operator
         self.store(**tensors)
+        missing = [name for name in self.parts if self._buffers[name] is None]
+        require(not missing, f"its {', '.join(missing)} is missing. Load weights.")
         self.operator.require(self.weights())
         require_one_each(operator.outputs(self.weights()), bias=self.bias)
 

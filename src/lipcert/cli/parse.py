@@ -9,6 +9,9 @@ import re
 from typing import Any, TypeVar
 
 import tyro
+from pydantic import ValidationError
+
+from lipcert.errors import explain
 
 T = TypeVar("T")
 WIDE = "100000"  # columns, so that no line of a box is broken
@@ -32,6 +35,8 @@ def parse(kind: type[T], words: list[str], prog: str, default: Any = None) -> T:
     except SystemExit as leaving:
         # tyro draws a box for what the constructor of the command raises, too; that has its own sentence.
         cause = leaving.__context__
+        if isinstance(cause, ValidationError):
+            raise ValueError(explain(cause)) from None
         message = str(cause) if type(cause) is ValueError else f"{unbox(box.getvalue())}. Run {prog} --help."
         raise ValueError(message) from None
     finally:

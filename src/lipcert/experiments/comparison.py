@@ -73,7 +73,7 @@ class Comparison(BaseModel):
     @model_validator(mode="after")
     def _one_budget(self) -> Comparison:
         if self.seconds is not None and self.epochs is not None:
-            raise ValueError("give seconds or epochs, not both")
+            raise ValueError("give --seconds or --epochs, not both.")
         return self
 
     def steps(self, step_seconds: float, images: int) -> int:

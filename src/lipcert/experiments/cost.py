@@ -95,7 +95,7 @@ def _training_step(config: TrainConfig, data: ImageData) -> Callable[[], object]
 
     def step() -> None:
         model.train()
-        loss = loss_of(model, model(images), labels, 0.5)
+        loss = loss_of(model, images, model(images), labels, 0.5)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
