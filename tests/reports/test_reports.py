@@ -883,6 +883,7 @@ def test_the_page_answers_to_keys(browser, written):
     assert browser.evaluate(line) != before
 
     browser.evaluate("document.getElementById('certified').scrollIntoView({behavior: 'instant'})")
+    browser.evaluate("new Promise(done => setTimeout(done, 200))")  # scrolling hides what was told
     box = "(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector('#figure-certified svg')"
     x, y = browser.evaluate(box + ".getBoundingClientRect())")
     browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)  # the line comes to the pointer
