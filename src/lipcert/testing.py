@@ -206,7 +206,7 @@ def _graded(w: Tensor) -> Tensor:  # rows and columns from 1 to 1e-24
 
 
 def _falling(v: Tensor) -> Tensor:  # log q from −60 to 0, biases likewise
-    return torch.linspace(-60, 0, len(v), dtype=v.dtype)
+    return torch.linspace(-60, 0, v.numel(), dtype=v.dtype).view(v.shape)
 
 
 HOSTILE: dict[str, Callable[[nn.Module], None]] = {

@@ -131,7 +131,7 @@ class Clipped(NonExpansive):
 
 
 class ClippedReLU(Clipped):
-    """x ↦ min(max(x, 0), θ) with a learned θ ≥ 0 (ReLUθ, Huang et al. 2021): constant below 0 and above θ."""
+    """x ↦ min(max(x, 0), θ) with the modulus θ of a learned number (ReLUθ, Huang et al. 2021)."""
 
     def __init__(
         self, theta: float = 2.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -140,11 +140,11 @@ class ClippedReLU(Clipped):
         self.theta = nn.Parameter(torch.tensor(float(theta), device=device, dtype=dtype))
 
     def limits(self) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(self.theta), self.theta.clamp_min(0.0)
+        return torch.zeros_like(self.theta), self.theta.abs()
 
 
 class Clip(Clipped):
-    """x ↦ min(max(x, −θ₀), θ₁) with learned θ ≥ 0. ``nn.Sequential(MaxMin(), Clip())`` is a clipped MaxMin."""
+    """x ↦ min(max(x, −θ₀), θ₁), θ the moduli of learned numbers. After MaxMin it is a clipped MaxMin."""
 
     def __init__(
         self, theta: float = 2.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -153,5 +153,5 @@ class Clip(Clipped):
         self.theta = nn.Parameter(torch.full((2,), float(theta), device=device, dtype=dtype))
 
     def limits(self) -> tuple[Tensor, Tensor]:
-        low, high = self.theta.clamp_min(0.0).unbind()
+        low, high = self.theta.abs().unbind()
         return -low, high
