@@ -23,7 +23,7 @@ from lipcert.testing import HOSTILE, jacobian
 
 __all__ = ["HOSTILE", "LAYERS", "LEARNED", "Entry", "fit", "inputs", "jacobian", "kinds", "one_geometry"]
 
-DENSE = (*CONVOLUTIONAL, "optimal", "orthogonal")
+DENSE = (*CONVOLUTIONAL, "full", "optimal", "orthogonal")
 # Forms of a bound that is here already: they see the columns, never the geometry, of which a few cases do.
 FORMS = ("spectral_surrogate", "sll_shifted", "sll_surrogate", "sll_sampled_gradient", "sll_sampled_surrogate")
 

@@ -61,6 +61,8 @@ REFUSED = [  # (call, exception, what the message must say)
     ),
     (lambda: lc.AffineLinear(3, 2, bound=lc.bounds.SLL(2)), ValueError, r"3 columns; got SLL for 2"),
     (lambda: lc.ResidualConv2d(3, 2, bound="orthogonal"), lc.NotCertified, r"convolutions.*got Orthogonal.*'sll'"),
+    (lambda: lc.AffineConv2d(3, 2, 3, bound="full"), lc.NotCertified, r"convolutions.*got Full"),
+    (lambda: lc.bounds.Full(0.0), ValueError, r"alpha must be positive.*got 0.0"),
     (lambda: lc.AffineConv2d(3, 2, 3, bound="optimal"), lc.NotCertified, r"convolutions.*got Optimal"),
     (lambda: lc.ResidualLinear(3, 2, activation="gelu"), ValueError, r"slope in \[0, 1\].*'relu'.*got 'gelu'"),
     (lambda: lc.ResidualLinear(3, 2, activation="maxmin"), ValueError, r"got 'maxmin'.*after AffineLinear"),

@@ -223,6 +223,41 @@ def test_theorem_1_statement_1_affine_map_is_1_lipschitz():
             assert norm(w / np.sqrt(t)) <= 1 + ROUNDING
 
 
+@pytest.mark.parametrize(("m", "n"), [(7, 4), (4, 7), (5, 5), (1, 3)])
+@pytest.mark.parametrize("alpha", [1e-6, 0.01, 3.0])
+def test_theorem_1_statement_1_holds_for_a_full_t(m, n, alpha):
+    """W(αI + WᵀW)^(−½) up to a rotation: the same WT⁻¹Wᵀ, for every scale of W and α."""
+    for rank in (min(m, n), 1):
+        w = torch.randn(m, rank, dtype=torch.float64) @ torch.randn(rank, n, dtype=torch.float64)
+        layer = lc.AffineLinear(n, m, bound=lc.bounds.Full(alpha), bias=False).double()
+        with torch.no_grad():
+            layer.weight.copy_(w)
+        v = layer.scaled_weight().detach()
+        outer = w @ torch.linalg.solve(w.T @ w + alpha * torch.eye(n).double(), w.T)
+        inner = torch.linalg.solve(w.T @ w + alpha * torch.eye(n).double(), w.T @ w)
+        # The condition of αI + WᵀW is at most about 1e9 here.
+        torch.testing.assert_close(*((v @ v.T, outer) if m >= n else (v.T @ v, inner)), rtol=0, atol=1e-6)
+        assert torch.linalg.matrix_norm(v, 2) <= 1 + ROUNDING
+        assert torch.linalg.matrix_norm(v, 2) < (1 - alpha / (4 * (alpha + w.square().sum())))
+        with torch.no_grad():
+            layer.weight.mul_(8)
+            layer.bound.log_alpha.add_(math.log(64))
+        torch.testing.assert_close(layer.scaled_weight().detach(), v, rtol=0, atol=1e-9)
+
+
+def test_a_full_t_tends_to_orthonormal_columns_and_maps_over_batches():
+    layer = lc.AffineLinear(4, 6, bound=lc.bounds.Full(1e-12)).double()
+    torch.nn.init.normal_(layer.weight)
+    orthonormal = lc.OrthogonalLinear(4, 6, method="cholesky").double()
+    orthonormal.load_state_dict({"weight": layer.weight, "bias": layer.bias})
+    torch.testing.assert_close(layer.scaled_weight(), orthonormal.scaled_weight(), rtol=0, atol=1e-9)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+    weights = torch.randn(3, 6, 4, dtype=torch.float64)
+    each = torch.func.vmap(lambda w: torch.func.functional_call(layer, {"weight": w}, (x,)))(weights)
+    torch.testing.assert_close(each[1], torch.func.functional_call(layer, {"weight": weights[1]}, (x,)))
+
+
 def test_theorem_1_statement_2_every_slope_pattern_has_a_jacobian_of_norm_at_most_1():
     rng = np.random.default_rng(1)
     for w in weights(rng):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 from collections.abc import Callable
 from typing import Literal, cast, get_args
 
@@ -25,14 +26,14 @@ from torch import Tensor, nn
 
 from lipcert.algebra.gram import Columns, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
-from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
+from lipcert.algebra.orthogonal import METHODS, cholesky, orthonormal, squared_norm
 from lipcert.algebra.product import absolute_product, estimated_product
 from lipcert.algebra.scale import alive, at_least_float32, normalize
 from lipcert.algebra.spectral import power_row_sums, squared_norm_bound, squared_norm_estimate
 from lipcert.errors import NotCertified, finite, one_of, positive_int
 from lipcert.intact import Fixed
 
-__all__ = ["AOL", "SLL", "Bound", "Optimal", "Orthogonal", "Rescaled", "Spectral"]
+__all__ = ["AOL", "SLL", "Bound", "Full", "Optimal", "Orthogonal", "Rescaled", "Spectral"]
 
 LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32
 
@@ -327,23 +328,27 @@ class Optimal(Bound):
         return f"{self.size}, objective={self.objective!r}"
 
 
-class Orthogonal(Bound):
+class Replacing(Bound):
+    """A bound that replaces a dense W by another matrix, of norm 1 or nearly so."""
+
+    dense_only = True
+
+    def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight as it is: the new matrix is not proportional to it, so no scale is taken out."""
+        weight = at_least_float32(weight)
+        return weight, torch.ones((), device=weight.device, dtype=weight.dtype)
+
+
+class Orthogonal(Replacing):
     """W replaced by an orthonormal weight, T = I: orthogonal layers, and their residual form (dense).
 
     T carries the measured deviation (``orthogonal.squared_norm``), so that an inexact inverse or a series
     cut short never counts as exactly orthogonal.
     """
 
-    dense_only = True
-
     def __init__(self, method: str = "cayley") -> None:
         super().__init__()
         self.method = one_of("method", method, METHODS)
-
-    def prepare(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight as it is: the orthonormal matrix is not proportional to it, so no scale is taken out."""
-        weight = at_least_float32(weight)
-        return weight, torch.ones((), device=weight.device, dtype=weight.dtype)
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         weight = orthonormal(columns.matrix(), self.method)
@@ -351,6 +356,29 @@ class Orthogonal(Bound):
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}"
+
+
+class Full(Replacing):
+    """T = WᵀW + αI as a full matrix, α > 0 learned (LDLT, Juston et al. 2025); for dense weights.
+
+    W is replaced by V = WL^(−ᵀ) with LLᵀ = T, or by L⁻¹W with LLᵀ = WWᵀ + αI if W is wide. VᵀV ⪯ I in real
+    arithmetic, and a singular value s of W becomes s/√(s² + α). As α → 0 this is ``Orthogonal("cholesky")``.
+    """
+
+    def __init__(
+        self, alpha: float = 0.01, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if not 0 < finite("alpha", alpha, cure="Use 0.01.") <= 1e6:
+            raise ValueError(f"alpha must be positive and at most 1e6; got {alpha!r}. Use 0.01.")
+        self.log_alpha = nn.Parameter(torch.full((), math.log(alpha), device=device, dtype=dtype))
+
+    def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
+        rows = columns.matrix()  # Wᵀ, (n, m)
+        alpha = self.log_alpha.double().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        wide = rows.shape[0] > rows.shape[1]
+        weight = cholesky(rows, alpha) if wide else cholesky(rows.mT, alpha).mT
+        return dense_columns(weight), rows.new_ones(columns.count)
 
 
 # --- By name ---
@@ -364,7 +392,7 @@ CONVOLUTIONAL = (
     "spectral",
     "spectral_surrogate",
 )
-NAMES = (*CONVOLUTIONAL, "optimal", "orthogonal")
+NAMES = (*CONVOLUTIONAL, "full", "optimal", "orthogonal")
 
 
 def make_bound(
@@ -394,6 +422,7 @@ def _named_bound(bound: str, size: int, device: torch.device | str | None, dtype
     one_of("bound", bound, NAMES, cure="Or pass an object, such as lipcert.bounds.Rescaled(n, order=2).")
     makers: dict[str, Callable[[], Bound]] = {
         "aol": AOL,
+        "full": lambda: Full(device=device, dtype=dtype),
         "optimal": lambda: Optimal(size, device=device, dtype=dtype),
         "orthogonal": Orthogonal,
         "rescaled": lambda: Rescaled(size, device=device, dtype=dtype),

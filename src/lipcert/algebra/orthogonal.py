@@ -147,9 +147,9 @@ def bjorck(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     return result
 
 
-def cholesky(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
-    """VL^(−ᵀ) with LLᵀ = VᵀV + εI."""
-    factor, unit = _ridged_cholesky(tall)
+def cholesky(tall: Tensor, alpha: Tensor | None = None) -> Tensor:  # (…, m, n), m ≥ n
+    """VL^(−ᵀ) with LLᵀ = VᵀV + αI, α at least the ε that rounding needs: singular values s/√(s² + α)."""
+    factor, unit = _ridged_cholesky(tall, alpha)
     return torch.linalg.solve_triangular(factor, unit.mH, upper=False).mH.to(tall.dtype)
 
 
@@ -173,17 +173,19 @@ def block_reflector(v: Tensor) -> Tensor:  # (…, m, r) → (…, m, m)
     return (_eye(half, v.shape[-2]) - 2 * half.mH @ half).to(v.dtype)
 
 
-def _ridged_cholesky(v: Tensor) -> tuple[Tensor, Tensor]:
-    """(L, V̂) with LLᵀ = V̂ᵀV̂ + εI and V̂ = V/s of largest entry near 1, in float64.
+def _ridged_cholesky(v: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(L, V̂) with LLᵀ = V̂ᵀV̂ + εI and V̂ = V/s of largest entry near 1, in float64; with α, max(ε, α/s²) for ε.
 
     ε = 8(m + n)·eps·(tr V̂ᵀV̂ + 1) exceeds what rounding can take from the smallest pivot; in float32 it would be
     as large as the eigenvalues of an ordinary weight.
     """
-    unit = _normalized(v)[0].to(torch.promote_types(v.dtype, torch.float64))
+    unit, scale = (part.to(torch.promote_types(part.dtype, torch.float64)) for part in _normalized(v))
     gram = unit.mH @ unit
     m, n = v.shape[-2:]
     trace = gram.detach().real.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     ridge = 8 * (m + n) * torch.finfo(torch.float64).eps * (trace + 1)
+    if alpha is not None:
+        ridge = torch.maximum(ridge, alpha / scale / scale)
     return torch.linalg.cholesky(gram + ridge[..., None, None] * _eye(gram, n)), unit
 
 
