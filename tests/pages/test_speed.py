@@ -71,6 +71,17 @@ def test_counted_operations_are_those_of_the_formula(batch):
     assert cost.count(layer, lambda: layer(x).sum())["flops"] == 2 * gram + 2 * 3 * product + 2 * 2 * n**2
 
 
+def test_a_wide_dense_layer_pays_half_of_the_formula_for_its_bound():
+    m, n, batch = 2880, 2048, 256  # a dense layer of sll_small
+    with torch.device("meta"):
+        layer, x = lc.ResidualLinear(m, n), torch.rand(batch, m, requires_grad=True)
+    half, block, gradient = n**2 * m, 256 * n * m, 2 * n**2 * m  # half of WᵀW, in blocks of 256; one gradient
+    vectors = 8 * n**2  # products with q and with the gradient of T
+    flops = cost.count(layer, lambda: layer(x).sum())["flops"]
+    assert flops == half + block + gradient + vectors + 12 * batch * n * m
+    assert half + block + gradient + vectors < 0.57 * 6 * n**2 * m
+
+
 def test_counted_bytes_are_those_of_the_formula():
     model, x = torch.nn.Linear(6, 4, bias=False), torch.rand(3, 6)
     counts = cost.count(model, lambda: F.relu(model(x)).sum())
