@@ -14,12 +14,15 @@ from pathlib import Path
 
 from lipcert.cli import COMMANDS, run
 
+# Defaults that say nothing: an option that is not given.
+NOTHING = ("None", "False")
 PAGE = Path(__file__).with_name("cli.md")
 INTRODUCTION = """# What does each command and each flag do?
 
 <!-- Written by `python docs/write_cli.py` from the help texts. Change those, not this page. -->
 
-`lipcert COMMAND --help` prints the same text. `lipcert --version` prints the version.
+`lipcert COMMAND --help` prints the same text. `lipcert --version` prints the version. Every command takes
+`--json`, which prints its result as JSON. An empty default is None, or False for a flag without a value.
 
 Exit codes: 0 means that the claim holds, 1 that it does not, 2 that the usage or the input is wrong. An interrupted
 command ends with 130 (Ctrl-C) or 143 (SIGTERM).
@@ -73,7 +76,7 @@ def options(lines: list[str]) -> list[tuple[str, str, str]]:
         default = re.search(r" ?\((?:default: (.*)|(required))\)$", text)
         value = (default[1] or default[2] or "") if default else ""
         rows.append((name, value, text[: default.start()] if default else text))
-    return [row for row in rows if not row[0].startswith("-h,")]
+    return [row for row in rows if not row[0].startswith(("-h,", "--json"))]
 
 
 def cell(text: str) -> str:
@@ -93,14 +96,19 @@ def section(*words: str) -> str:
     usage, *paragraphs = text.split("\n\n")
     description = itertools.takewhile(lambda paragraph: "----" not in paragraph, paragraphs)
     parts = [f"{'#' * (1 + len(words))} {' '.join(words)}", *(cell(part.strip()) for part in description)]
-    parts.append(f"```text\n{' '.join(usage.removeprefix('usage: ').split())}\n```")
+    usage = re.sub(r" \[(-h|--json|OPTIONS)\]", "", " ".join(usage.removeprefix("usage: ").split()))
+    if usage != f"lipcert {' '.join(words)}":
+        parts.append(f"```text\n{usage}\n```")
     found = boxes(text)
     subcommands = [
         match[1] for line in found.pop("subcommands", []) if (match := re.match(r"\s*[•*] ([\w-]+)", line))
     ]
     rows = [row for title in found for row in options(found[title]) if row[1] or row[0].startswith("-")]
     if rows:
-        table = "\n".join(f"| {code(name)} | {code(value)} | {cell(says)} |" for name, value, says in rows)
+        shown = [
+            (name.replace("{None}|", ""), "" if value in NOTHING else value, says) for name, value, says in rows
+        ]
+        table = "\n".join(f"| {code(name)} | {code(value)} | {cell(says)} |" for name, value, says in shown)
         parts.append(f"| option | default | meaning |\n|---|---|---|\n{table}")
     return "\n\n".join([*parts, *(section(*words, name) for name in subcommands)])
 
