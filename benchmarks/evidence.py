@@ -43,7 +43,7 @@ from lipcert.runs import Run
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/results.md", "docs/speed.md", "results/comparison.md", "docs/mutants.md")
+PAGES = ("README.md", "docs/results.md", "docs/speed.md", "results/comparison.md", "results/reviews.md")
 
 
 def command(plan: Comparison) -> str:

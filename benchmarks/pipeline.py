@@ -3,7 +3,7 @@
 Run: python benchmarks/pipeline.py --out results/pipeline.json                      (all parts, ten minutes)
      python benchmarks/pipeline.py --out results/pipeline.json --part startup augment
      python benchmarks/pipeline.py --out results/pipeline.json --part certify --run RUN   (sll_tiny on CIFAR-10)
-     python benchmarks/pipeline.py --docs                                                (its part of docs/speed.md)
+     python benchmarks/pipeline.py --docs                                                (its part of results/speed.md)
 One thread, CPU seconds, columns alternating, the minimum of the repeats.
 """
 
@@ -208,7 +208,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], object]] = {
 
 
 def page(record: dict) -> str:
-    """Markdown: the block of docs/speed.md; the profile is in the file alone."""
+    """Markdown: the block of results/speed.md; the profile is in the file alone."""
     parts, pieces = record["parts"], []
     start = parts["startup"]
     extra = start["import lipcert, wall"] - start["import torch, wall"]
@@ -266,7 +266,11 @@ def main() -> None:
                 },
             )
     if arguments.docs:
-        rewrite("pipeline", page(json.loads((ROOT / "results/pipeline.json").read_text(encoding="utf-8"))))
+        rewrite(
+            "results/speed.md",
+            "pipeline",
+            page(json.loads((ROOT / "results/pipeline.json").read_text(encoding="utf-8"))),
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_sizes_have_the_published_parameter_counts(size, millions):
     assert parameters(f"sll_{size}", method="aol") / 1e6 == pytest.approx(millions, abs=0.1)
 
 
-PUBLISHED = {  # name: (parameters here, millions as printed, rounded or cut), as docs/training.md has them
+PUBLISHED = {  # name: (parameters here, millions as printed, rounded or cut), as results/models.md has them
     "cayley_large": (21_605_482, 21),
     "soc_20": (27_209_578, 27),
     "soc_plus_20": (27_212_058, 27),
@@ -52,7 +52,7 @@ def test_published_networks_have_their_parameters(name):
 
 
 def test_the_page_of_published_networks_has_these_numbers():
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT / "results" / "models.md").read_text(encoding="utf-8")
     for name, (count, millions) in PUBLISHED.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         printed = "–" if millions is None else f"{millions} M"

@@ -21,7 +21,7 @@ def evidence(name="evidence"):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/results.md", "docs/speed.md", "results/comparison.md", "docs/mutants.md"]
+    "name", ["README.md", "docs/results.md", "docs/speed.md", "results/comparison.md", "results/reviews.md"]
 )
 def test_the_pages_show_the_results(name):
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ RECORD = json.loads((ROOT / "results" / "scaling.json").read_text(encoding="utf-
         ("results", "speed", "speed", "tables", "speed"),
         ("results", "speed", "speed", "others_table", "others"),
         ("results", "speed", "speed", "torus_table", "torus"),
-        ("docs", "pipeline", "pipeline", "page", "pipeline"),
+        ("results", "pipeline", "pipeline", "page", "pipeline"),
         ("results", "cost", "scaling", "tables", "scaling"),
     ],
 )

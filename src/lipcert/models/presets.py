@@ -90,7 +90,7 @@ for _size, _fields in _SIZES.items():
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})
 
-# The rivals as published (docs/training.md has each count beside the printed one).
+# The rivals as published (results/models.md has each count beside the printed one).
 _KW_LARGE = {"layout": "kw_large", "conv_layers": 4, "dense_layers": 2, "pool": 1, "head": "first"}
 _LIPCONVNET = {"layout": "lipconvnet", "channels": 32, "pool": 1, "dense_layers": 0, "head": "first"}
 _PATCHES = {"layout": "patches", "stem": 4, "pool": 1, "conv_layers": 12, "dense_layers": 14, "head": "first"}
