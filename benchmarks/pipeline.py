@@ -3,7 +3,7 @@
 Run: python benchmarks/pipeline.py --out results/pipeline.json                      (all parts, ten minutes)
      python benchmarks/pipeline.py --out results/pipeline.json --part startup augment
      python benchmarks/pipeline.py --out results/pipeline.json --part certify --run RUN   (sll_tiny on CIFAR-10)
-     python benchmarks/pipeline.py --docs                                                (its part of results/speed.md)
+     python benchmarks/pipeline.py --docs                                                (its part of the page)
 One thread, CPU seconds, columns alternating, the minimum of the repeats.
 """
 
