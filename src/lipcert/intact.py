@@ -24,7 +24,7 @@ class _Sealing(abc.ABCMeta):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         module = super().__call__(*args, **options)
-        vars(module)["_built"] = _noted(module)
+        module.seal()
         return module
 
 
@@ -33,6 +33,10 @@ class Fixed(nn.Module, metaclass=_Sealing):
 
     The guard is for classes of lipcert; a subclass defined elsewhere may use its attributes as it likes.
     """
+
+    def seal(self) -> None:
+        """Note settings and shapes once more: the module was completed after its construction."""
+        vars(self)["_built"] = _noted(self)
 
     def require_as_built(self) -> None:
         """Raise ``NotCertified`` if a setting or the shape of a tensor is not what it was at construction."""

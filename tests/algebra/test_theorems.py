@@ -17,7 +17,7 @@ import lmi
 from full import full
 from lipcert.algebra.gram import affine_columns, dense_columns, residual_columns, symbol
 from lipcert.algebra.orthogonal import CONTRACTING_ANGLE, CONTRACTING_ORDERS, exponential_series
-from lipcert.algebra.spectral import squared_norm_estimate
+from lipcert.algebra.spectral import iterate_of, squared_norm_estimate
 
 EPS = np.finfo(np.float64).eps
 # Every matrix here has fewer than 700 rows: sums of that many terms and a singular value decomposition each
@@ -702,12 +702,13 @@ def test_the_surrogate_of_a_norm_is_a_close_estimate_from_below_with_the_gradien
     torch.manual_seed(5)
     for n, m in ((7, 5), (5, 7), (6, 6)):
         weight = torch.randn(n, m, dtype=torch.float64, requires_grad=True)
-        estimate = squared_norm_estimate(dense_columns(weight), 8)
+        columns = dense_columns(weight)
+        estimate, _ = squared_norm_estimate(columns, iterate_of(columns), 128)
         (gradient,) = torch.autograd.grad(estimate.sum(), weight)
         left, singular, right = np.linalg.svd(weight.detach().numpy())
         value = estimate.item()
         assert value <= singular[0] ** 2 * (1 + ROUNDING)
-        gap = (singular[1] / singular[0]) ** 2  # what 2⁸ = 256 powers leave of the second singular vector
+        gap = (singular[1] / singular[0]) ** 2  # 128 steps leave gap¹²⁸ of the second singular vector
         assert value >= singular[0] ** 2 * (1 - 100 * gap**256 - ROUNDING)
         theirs = 2 * singular[0] * np.outer(left[:, 0], right[0])
         assert np.abs(gradient.numpy() - theirs).max() <= 100 * singular[0] * gap**128 + ROUNDING * singular[0]
@@ -716,7 +717,7 @@ def test_the_surrogate_of_a_norm_is_a_close_estimate_from_below_with_the_gradien
         affine_columns(torch.randn(4, 3, 3, 3, dtype=torch.float64), (2, 2), 1),
     ):
         true = max(np.linalg.norm(m, 2) ** 2 for m in symbol(columns, (60, 60))[0].numpy())
-        estimate = float(squared_norm_estimate(columns, 8))
+        estimate = float(squared_norm_estimate(columns, iterate_of(columns), 300)[0])
         # A point of the grid is within π/8 of the maximum; there cos² of that is left on each axis (Riesz).
         assert math.cos(math.pi / 8) ** 4 * true <= estimate <= true * 1.01  # 60 points: cos²(π/60) twice
 
@@ -1170,8 +1171,11 @@ def test_soc_series_of_the_library_is_a_contraction_and_refuses_the_other_orders
 def test_the_surrogate_of_a_wide_norm_is_within_a_hundredth_of_it():
     torch.manual_seed(7)
     for n, m in ((300, 500), (500, 300), (400, 400)):  # Gaussian: no gap between the singular values
-        weight = torch.randn(n, m, dtype=torch.float64)
-        estimate = float(squared_norm_estimate(dense_columns(weight), 6))
-        true = float(torch.linalg.matrix_norm(weight, 2)) ** 2
+        columns = dense_columns(torch.randn(n, m, dtype=torch.float64))
+        estimate = float(squared_norm_estimate(columns, iterate_of(columns), 100)[0])
+        true = float(torch.linalg.matrix_norm(columns.matrix(), 2)) ** 2
         assert 0.99 * true <= estimate <= true * (1 + ROUNDING)
-    assert float(squared_norm_estimate(dense_columns(torch.zeros(30, 20)), 6)) == 0
+    zero = dense_columns(torch.zeros(30, 20))
+    estimate, after = squared_norm_estimate(zero, iterate_of(zero), 3)
+    assert float(estimate) == 0
+    assert torch.equal(after, iterate_of(zero))

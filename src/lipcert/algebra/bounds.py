@@ -18,7 +18,7 @@ import abc
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -28,14 +28,15 @@ from lipcert.algebra.gram import Columns, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
 from lipcert.algebra.orthogonal import METHODS, cholesky, orthonormal, squared_norm
 from lipcert.algebra.product import absolute_product, estimated_product
-from lipcert.algebra.scale import alive, at_least_float32, normalize
-from lipcert.algebra.spectral import power_row_sums, squared_norm_bound, squared_norm_estimate
+from lipcert.algebra.scale import alive, at_least_float32, normalize, transformed
+from lipcert.algebra.spectral import iterate_of, power_row_sums, squared_norm_bound, squared_norm_estimate
 from lipcert.errors import NotCertified, finite, one_of, positive_int
 from lipcert.intact import Fixed
 
 __all__ = ["AOL", "SLL", "Bound", "Full", "Optimal", "Orthogonal", "Rescaled", "Spectral"]
 
 LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32
+FIRST_STEPS = 30  # of the power iteration when a layer is built
 
 
 class Bound(Fixed, abc.ABC):
@@ -54,6 +55,9 @@ class Bound(Fixed, abc.ABC):
 
     def require_sound(self) -> None:
         """Raise ``NotCertified`` where T is no bound in the present mode; most bounds always are."""
+
+    def start(self, columns: Columns) -> None:
+        """Set up what is kept from one training step to the next, for columns of this shape."""
 
     def witness(self, count: int) -> np.ndarray | None:  # (count,) float64
         """The q of T_i = Σ_j A_ij q_j/q_i for ``count`` columns; None for bounds of another kind."""
@@ -233,21 +237,56 @@ class Spectral(Bound):
 
     Args:
         iterations: k.
-        form: ``exact``, or ``surrogate``: in training mode an estimate from below on a coarse grid, ten times
-            cheaper for a convolution and no bound (the published layers use power iteration there); the
-            bound above in evaluation mode. Not certifiable in training mode.
+        form: ``exact``, or ``surrogate``: in training mode an estimate from below, as in the published layers; the
+            bound above in evaluation mode. Not certifiable in training mode. The estimate is one step of power
+            iteration that continues from the step before, on a coarse grid of frequencies for a convolution.
     """
+
+    iterate: Tensor | None
 
     def __init__(self, iterations: int = 6, form: Literal["exact", "surrogate"] = "exact") -> None:
         super().__init__()
         self.iterations = positive_int("iterations", iterations)
         self.form = one_of("form", form, ("exact", "surrogate"))
+        self.register_buffer("iterate", None)
+
+    def start(self, columns: Columns) -> None:
+        if self.form == "exact":
+            return
+        if self.iterate is not None:
+            raise ValueError("a bound with a power iteration belongs to one layer. Build one for each layer.")
+        with torch.no_grad():
+            _, iterate = squared_norm_estimate(columns, iterate_of(columns), FIRST_STEPS)
+        self.register_buffer("iterate", iterate)
+        self.seal()
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        estimated = self.form == "surrogate" and self.training
-        norm = squared_norm_estimate if estimated else squared_norm_bound
-        per_group = norm(columns, self.iterations)  # (groups,)
+        per_group = self._step(columns)[0] if self.estimates() else squared_norm_bound(columns, self.iterations)
         return columns, per_group.repeat_interleave(columns.count // len(per_group))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        # The vector only helps training: weights move freely between both forms.
+        if self.iterate is None:
+            state_dict.pop(f"{prefix}iterate", None)
+        else:
+            state_dict.setdefault(f"{prefix}iterate", self.iterate)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def estimates(self) -> bool:
+        """Whether T is an estimate now."""
+        return self.form == "surrogate" and self.training
+
+    def vector(self, columns: Columns) -> Tensor:  # (rows,)
+        """v of ‖Wv‖ for a dense weight, one step further than at the last call."""
+        return self._step(columns)[1].flatten()
+
+    def _step(self, columns: Columns) -> tuple[Tensor, Tensor]:
+        """(‖Wv‖² for each group, v), and v is kept for the next step."""
+        before = iterate_of(columns) if self.iterate is None else self.iterate
+        per_group, after = squared_norm_estimate(columns, before, FIRST_STEPS if self.iterate is None else 1)
+        if self.iterate is not None and not transformed(columns.taps):
+            self.iterate.copy_(after)
+        return per_group, after
 
     def require_sound(self) -> None:
         if self.form == "surrogate" and self.training:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lipcert.algebra.gram import Columns, symbol, torus_grid
 
-BLOCK = 4  # vectors that a Krylov space begins with
+COARSE = 4  # frequencies for each tap on the grid of an estimate
 
 
 def squared_norm_bound(columns: Columns, iterations: int) -> Tensor:  # (groups,)
@@ -44,44 +44,57 @@ def modulus(matrix: Tensor) -> Tensor:
     return torch.view_as_real(matrix.resolve_conj()).abs().sum(dim=-1) if matrix.is_complex() else matrix.abs()
 
 
-def squared_norm_estimate(columns: Columns, iterations: int) -> Tensor:  # (groups,)
-    """‖H(ω)v‖² for one ω of a coarse grid and v near its first singular vector: below ‖W‖², evidence only.
+def iterate_of(columns: Columns) -> Tensor:  # (groups, frequencies, rows, 1 or 2)
+    """Where ``squared_norm_estimate`` begins: a vector without a pattern for each frequency of a coarse grid.
 
-    The gradient is that of a simple singular value, 2·(Wv)vᵀ, and v has none. Finding ω and v costs a forward pass
-    of ``squared_norm_bound`` on a sixteenth of its frequencies; for a dense weight, products with a few vectors.
+    The last axis holds the real and the imaginary part; a dense weight has no imaginary part.
     """
-    grid, _ = torus_grid(columns, oversampling=4)
-    matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
-    if matrix.shape[-2] <= matrix.shape[-1]:
-        matrix = matrix.mH  # so that the Gram matrix is the small one
+    groups, _, rows = columns.taps.shape[:3]
+    grid, _ = torus_grid(columns, oversampling=COARSE)
+    frequencies = 1 if columns.pointwise else math.prod(grid[:-1]) * (grid[-1] // 2 + 1)
+    shape = (groups, frequencies, rows, 1 if columns.pointwise else 2)
+    vector = torch.arange(1.0, math.prod(shape) + 1, dtype=torch.float64).square().cos().reshape(shape)
+    vector = vector / torch.linalg.vector_norm(vector, dim=(-2, -1), keepdim=True)
+    return vector.to(columns.taps)
+
+
+def squared_norm_estimate(columns: Columns, iterate: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """(‖H(ω)v‖², next iterate) for the ω of a coarse grid where that is largest: below ‖W‖², evidence only.
+
+    v is what ``steps`` steps of power iteration make of ``iterate``, one vector for each frequency. The gradient is
+    that of a simple singular value, 2·(Wv)vᵀ, and v has none.
+    """
+    grid, _ = torus_grid(columns, oversampling=COARSE)
     with torch.no_grad():
-        vector = _leading(matrix, iterations) if columns.pointwise else _widest(matrix, iterations)
-        largest = (matrix @ vector).abs().square().sum(dim=(-2, -1)).argmax(dim=-1)  # (groups,)
-    group = torch.arange(len(largest), device=largest.device)
-    image = matrix[group, largest] @ vector[group, largest]
-    return (image * image.conj()).real.sum(dim=(-2, -1))  # not abs(), whose gradient at a small entry overflows
+        iterate = iterate.to(columns.taps.dtype)
+        matrix = symbol(columns, grid)  # (groups, frequencies, N, rows)
+        v = torch.view_as_complex(iterate)[..., None] if matrix.is_complex() else iterate
+        for _ in range(steps):
+            image = matrix @ v
+            back = matrix.mH @ image
+            size = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
+            v = torch.where(size > 0, back / torch.where(size > 0, size, 1.0), v)  # a zero matrix keeps v
+        iterate = torch.view_as_real(v[..., 0]) if matrix.is_complex() else v
+        # One number for each frequency is enough to choose: that of the vector before the last step.
+        largest = torch.linalg.vector_norm(image, dim=(-2, -1)).argmax(dim=-1)  # (groups,)
+        chosen = v[torch.arange(len(largest), device=largest.device), largest]  # (groups, rows, 1)
+    image = columns.taps.flatten(2) @ _plane_wave(chosen, largest, columns.kernel, grid)
+    return image.square().sum(dim=(-2, -1)), iterate
 
 
-def _widest(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
-    """A column of (MᴴM)^(2^iterations) ≈ σ²vvᴴ, not a small one; for many small matrices."""
-    power, _ = _normalized_power(matrix.mH @ matrix, iterations, dims=(-2, -1))
-    widest = torch.linalg.vector_norm(power, dim=-2).argmax(dim=-1)
-    vector = power.gather(-1, widest[..., None, None].expand(*power.shape[:-1], 1))
-    return vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True).clamp_min(1e-30)
-
-
-def _leading(matrix: Tensor, iterations: int) -> Tensor:  # (…, m, n) → (…, n, 1)
-    """The best vector of a block Krylov space, from a fixed basis without a pattern; for one large matrix."""
-    n = matrix.shape[-1]
-    numbers = torch.arange(1, n + 1, device=matrix.device)
-    angles = numbers[:, None] * numbers[:BLOCK].to(matrix)
-    bases = [torch.cos(angles).expand(*matrix.shape[:-2], -1, -1)]
-    for _ in range(2 * iterations):
-        bases.append(torch.linalg.qr(matrix.mH @ (matrix @ bases[-1]))[0])
-    space = torch.linalg.qr(torch.cat(bases[1:], dim=-1))[0]
-    right = torch.linalg.svd(matrix @ space, full_matrices=False)[2]
-    vector: Tensor = space @ right[..., :1, :].mH
-    return vector
+def _plane_wave(v: Tensor, frequency: Tensor, kernel: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """v ⊗ e^(−iω·u) over the taps u, so that taps times this is H(ω)v: (groups, rows·taps, 1 or 2)."""
+    if not v.is_complex():
+        return v
+    angles = torch.zeros(len(frequency), 1, device=v.device, dtype=torch.float64)
+    sizes = (*grid[:-1], grid[-1] // 2 + 1)
+    for axis, taps in enumerate(kernel):
+        index = frequency // math.prod(sizes[axis + 1 :]) % sizes[axis]
+        places = torch.arange(taps, device=v.device, dtype=torch.float64)
+        step = index[:, None, None] * places * (2 * math.pi / grid[axis])
+        angles = (angles[..., None] + step).flatten(1)
+    wave = torch.polar(torch.ones_like(angles), -angles).to(v.dtype)  # (groups, taps)
+    return torch.view_as_real((v * wave[:, None]).flatten(1))
 
 
 def power_row_sums(columns: Columns, q: Tensor, order: int) -> Tensor:  # (groups, N)

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipcert.activations import SlopeRestricted, slope_restricted
-from lipcert.algebra.bounds import AOL, SLL, Bound, Orthogonal, make_bound
+from lipcert.algebra.bounds import AOL, SLL, Bound, Orthogonal, Spectral, make_bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
 from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, normalize_rows, scaled_bias
 from lipcert.errors import one_of, positive_int
 from lipcert.layers.contract import BoundedLayer, NonExpansive
-from lipcert.layers.fused import fits, sampled_residual
+from lipcert.layers.fused import fits, normalized_linear, sampled_residual
 from lipcert.layers.operators import Circular, Conv, Dense, Operator, sizes
 
 LOG_PSI = 20.0  # |log ψ| is cut here: what float32 can carry beside a bias
@@ -44,6 +44,7 @@ class Form(BoundedLayer):
         empty = torch.empty(outputs, device=like.device, dtype=like.dtype)
         self.bias = nn.Parameter(empty) if wanted else None
         self.reset_parameters()
+        self.bound.start(self.arrange(self.prepared()[0].detach()))
 
     def reset_parameters(self) -> None:
         nn.init.xavier_normal_(self.weight)
@@ -97,8 +98,22 @@ class Affine(Form):
             return weight * self.operator.per_input(inverse_sqrt(t))
 
     def compute(self, x: Tensor) -> Tensor:
+        divided = self._divided(x)
+        if divided is not None:
+            return divided
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return self.operator.apply(self.scaled_weight(), x, bias)
+
+    def _divided(self, x: Tensor) -> Tensor | None:
+        """The layer in one step, where one estimate divides the whole of a dense weight."""
+        bound = self.bound
+        if not isinstance(self.operator, Dense) or type(bound) is not Spectral or not bound.estimates():
+            return None
+        if not fits(x, *self.parameters()):
+            return None
+        with torch.no_grad():
+            v = bound.vector(self.arrange(self.weight))
+        return normalized_linear(x, self.weight, self.bias, v)
 
 
 class Residual(Form):

@@ -1,4 +1,4 @@
-"""x − W(g∘relu(Wᵀx + b)) with all gradients of W in one product.
+"""x − W(g∘relu(Wᵀx + b)) and Wx/‖W‖ + b, with all gradients of W in one product.
 
 The products share the weight, so autograd would form several gradients of its size and add them; stacked, they are
 one product of greater depth. Everything else is what autograd does.
@@ -32,6 +32,53 @@ def fits(x: Tensor, *parameters: Tensor) -> bool:
         and not autocasting(x)
         and not transformed(x, *parameters)
     )
+
+
+def normalized_linear(x: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor) -> Tensor | None:
+    """Wx/σ + b with σ = ‖Wᵀv‖, an estimate of ‖W‖ for a unit vector v; None where squares could leave float32.
+
+    The gradient is that of σ with v held, dσ = v(Wᵀv)ᵀ/σ, as it is for a first singular vector.
+    """
+    with torch.no_grad():
+        image = weight.mT @ v  # (m,)
+        sigma = torch.linalg.vector_norm(image)
+        # Looking at a number would make an accelerator wait.
+        if x.device.type != "cpu" or not 2.0**-40 < float(sigma) < 2.0**40:
+            return None
+        u = image / sigma
+    return _NormalizedLinear.apply(x, weight, bias, v, u, sigma)  # type: ignore[no-untyped-call]
+
+
+def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
+    return F.linear(x, weight / torch.linalg.vector_norm(weight.mT @ v), bias)
+
+
+class _NormalizedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, u: Tensor, sigma: Tensor
+    ) -> Tensor:
+        y = F.linear(x, weight).div_(sigma)
+        ctx.save_for_backward(x, weight, bias, v, u, sigma, y)
+        return y if bias is None else y + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, v, u, sigma, y = ctx.saved_tensors
+        (out,) = gradients
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            given = [x, weight, bias]
+            wanted = [tensor for tensor, need in zip(given, needed, strict=False) if need]
+            again = _plain_linear(x, weight, bias, v)
+            results = iter(torch.autograd.grad(again, wanted, out, create_graph=True))
+            return *(next(results) if need else None for need in needed[:3]), None, None, None
+        to_product = out / sigma
+        to_x = to_product @ weight if needed[0] else None
+        to_sigma = -(out * y).sum() / sigma
+        stack = torch.cat((to_product, (to_sigma * v)[None]))
+        to_weight = stack.mT @ torch.cat((x, u[None])) if needed[1] else None
+        return to_x, to_weight, out.sum(dim=0) if needed[2] else None, None, None, None
 
 
 def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:
