@@ -1473,7 +1473,7 @@ class Joint:
             need(good and (i == 0 or node.inputs == (self.nodes[i - 1].name,)), f"joint: {node.where} does not fit")
             entries = max(node.source[0], node.shape[0]) ** 2
             budget.require(entries, ENTRIES, f"joint: {node.where}: the number of entries of a matrix is")
-            self.work += 16 * entries * math.isqrt(entries) + 64 * MOVE * entries
+            self.work += 16 * entries * math.isqrt(entries) + 64 * MOVE * entries + 2 * CALL
         fits = all(node.shape == (len(d),) for d, node in zip(multipliers, self.nodes[1::2], strict=True))
         need(fits, "joint: needs a multiplier for each entry of an activation")
 
@@ -1574,7 +1574,7 @@ class Network:
     def joint(self) -> Array:
         # The smallest constant of each pair of logits, from the input on, by the joint proofs; ∞ without one.
         growths = {"input": Decimal(1)} | {node.name: node.growth for node in self.nodes}
-        pairs = np.full((self.outputs, self.outputs), math.inf)
+        pairs = np.broadcast_to(math.inf, (self.outputs, self.outputs))  # one number in memory
         for joint in self.nodes[-1].joint:
             pairs = np.minimum(pairs, joint.pairs(above(growths[joint.nodes[0].inputs[0]])))
         return pairs

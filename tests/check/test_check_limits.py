@@ -81,6 +81,14 @@ def test_one_array_for_all_nodes_that_name_a_tensor(tmp_path):
     assert len({node.map.weight.__array_interface__["data"][0] for node in nodes}) == 1
 
 
+def test_pairs_of_many_logits_take_no_memory(tmp_path):
+    """130,000 logits have 17 billion pairs, which only a joint constant may be kept for."""
+    b = Builder((1,), images=np.ones((1, 1), np.float32))
+    b.add("select", indices=[[0, *[-1] * (2**17 - 1)]], value=ZERO)
+    b.top["claims"] = [[0, 0, (0.5).hex()]]
+    assert check_within(b.save(tmp_path / "c"), 300) == "ok"
+
+
 def test_shapes_are_compared_before_a_tensor_is_converted(tmp_path):
     """3 GB that take 4 KB on the disk: a weight is not loaded if it does not fit its input or is too large."""
     for shape, expected in (((1, 2**25), "on 2 channels"), ((1, 3 * 2**28), "entries")):
@@ -316,6 +324,16 @@ def test_hashing_is_work(tmp_path, monkeypatch):
     path = draft_of("affine").save(tmp_path / "c")
     monkeypatch.setattr(checker, "HASH", 2**40)
     assert "multiply-adds" in refusal(path)
+
+
+def test_each_joint_proof_is_work(tmp_path):
+    """A short entry of ``joint`` takes as long as the calls of numpy that prove it."""
+    weight, works = np.full((1, 1), 0.5, np.float32), []
+    for count in (1, 101):
+        b = Builder((1,)).add("linear", weight=weight, bias=None, axis=0, groups=1).add("relu", parameters=[])
+        b.add("linear", weight=weight, bias=None, axis=0, groups=1).top["joint"] = [[[ONE]]] * count
+        works.append(work_of(b.save(tmp_path / "c"))[1])
+    assert works[1] - works[0] >= 100 * 4 * checker.CALL
 
 
 def test_comparing_exactly_is_work(tmp_path, monkeypatch):
