@@ -1,7 +1,9 @@
 """Randomized smoothing: coverage on classifiers whose probabilities are known, and what it refuses."""
 
 import math
+import random
 from fractions import Fraction
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -98,6 +100,31 @@ def test_the_bounds_of_all_looks_hold_together():
     assert risk_of_any_look(peeking, Fraction(3, 4)) > Fraction(1, 5)
 
 
+def sum_of_coins(shares):
+    """The distribution of the number of hits in independent tosses of these coins."""
+    weights = [Fraction(1)]
+    for p in shares:
+        longer = [*(w * (1 - p) for w in weights), Fraction(0)]
+        weights = [w + (weights[k - 1] * p if k else 0) for k, w in enumerate(longer)]
+    return weights
+
+
+def test_the_bound_holds_for_the_mean_of_coins_that_differ():
+    """A float classifier may answer otherwise at another place of the batch: each place is a coin of its own."""
+    generator, claimed = random.Random(0), 0
+    coins = [(3, [Fraction(1), Fraction(17, 20), Fraction(0)], 0.7)]
+    for _ in range(full(10_000, 400)):
+        n, alpha = generator.randrange(2, 9), generator.choice((0.05, 0.2, 0.4, 0.7, 0.9))
+        coins.append((n, [Fraction(min(64, generator.randrange(96)), 64) for _ in range(n)], alpha))
+    for n, shares, alpha in coins:
+        mean, tested = sum(shares) / n, Fraction(repr(alpha))
+        true = 0.0 if mean <= Fraction(1, 2) else math.inf if mean == 1 else NormalDist().inv_cdf(float(mean))
+        radii = [Smoothing(1.0, n=20).radius(k, n, tested) for k in range(n + 1)]
+        claimed += radii[-1] > 0
+        assert sum(w for w, radius in zip(sum_of_coins(shares), radii, strict=True) if radius > true) <= tested
+    assert claimed > len(coins) / 2
+
+
 def test_early_stopping_decides_with_fewer_samples():
     images = torch.cat([pixels(250), pixels(10), pixels(128)])
     options = {"method": "smoothing", "sigma": 0.1, "n": 4000, "batch_size": 50}
@@ -115,8 +142,6 @@ def test_radii_follow_from_the_hits():
     result = lc.certify(half_line(128), image, method="smoothing", sigma=0.1, n=1000)
     hits, samples = int(result.hits[0]), int(result.samples[0])
     p = lower_bound(hits, samples, Fraction(1, 1000))
-    from statistics import NormalDist
-
     assert float(result.radii[0]) == pytest.approx(0.1 * NormalDist().inv_cdf(float(p)), abs=1e-7)
     assert result.confidence == 0.999
     assert "smoothed classifier" in result.guarantee

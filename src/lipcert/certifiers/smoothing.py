@@ -150,6 +150,9 @@ class Smoothing:
 @lru_cache(maxsize=4096)
 def _radius(sigma: Fraction, hits: int, samples: int, alpha: Fraction) -> float:
     p = lower_bound(hits, samples, alpha)
+    if hits < samples:
+        # Then it also bounds the mean of coins that differ, one for each place of a batch.
+        p = min(p, Fraction(hits - 1, samples))
     if p <= Fraction(1, 2):
         return 0.0
     exact = sigma * Fraction(quantile_down(p))
