@@ -234,6 +234,8 @@ def test_an_image_with_nan_is_abstained_from():
         ({"sigma": 1e5}, "levels"),
         ({"sigma": 0.1, "alpha": 0}, "alpha must lie between 0 and 1"),
         ({"sigma": 0.1, "alpha": 1.0}, "alpha must lie between 0 and 1"),
+        ({"sigma": 0.1, "alpha": 5e-324, "n": 3000, "early_stop": 0.01}, "alpha must be at least"),
+        ({"sigma": 1e-22, "levels": 2**80}, "levels must be at most"),
         ({"sigma": 0.1, "n": 9}, "at least 10"),
         ({"sigma": 0.1, "n": 10, "early_stop": 0.0}, "at least 11"),
         ({"sigma": 0.1, "n0": 0}, "n0"),

@@ -74,6 +74,10 @@ class Smoothing:
             raise ValueError(f"sigma must be above 0, got {self.sigma}. Pass 0.25, for example.")
         if not 0 < finite("alpha", self.alpha, cure="Pass 0.001, for example.") < 1:
             raise ValueError(f"alpha must lie between 0 and 1, got {self.alpha}. Pass 0.001, for example.")
+        if self.alpha < 1e-300:
+            raise ValueError(f"alpha must be at least 1e-300, got {self.alpha}. Pass 0.001, for example.")
+        if self.levels > 2**53:
+            raise ValueError(f"levels must be at most 2^53, got {self.levels}. Pass 255 for images of bytes.")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer between 0 and 2^63 - 1, got {self.seed!r}.")
         if not Fraction(1, 4) <= self.scale <= LARGEST:
