@@ -27,6 +27,12 @@ from lipcert.files import sha256_file, write_json, write_rows
 FORMAT: Literal["lipcert-run-2"] = "lipcert-run-2"
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
 METHODS = ("autoattack", "pgd", "quick")  # of attacks, the strongest first
+CERTIFIERS = ("lipschitz", "local", "lipsdp", "eclipse-fast", "sdp-crown", "smoothing")  # methods of certify
+CHECKED = ("lipschitz", "lipsdp", "eclipse-fast")  # methods of audit, and those whose radii lipcert check verifies
+UNCHECKED = (
+    "No certificate file exists for this method, so lipcert check cannot verify these radii: they rest on the code "
+    "of lipcert alone."
+)
 TOLERANCE = 1e-9  # of a share that was added up in another order
 Share = Field(ge=0, le=1)
 
@@ -100,7 +106,7 @@ class LayerRecord(Record):
 
 
 class AuditRecord(Record):
-    """audit.json."""
+    """audit.json, or audit-METHOD.json."""
 
     ok: bool
     lipschitz: float
@@ -113,7 +119,7 @@ class AuditRecord(Record):
 
 
 class Example(Record):
-    """A row of certified.jsonl."""
+    """A row of certified.jsonl, or of certified-METHOD.jsonl."""
 
     index: int = Field(ge=0)
     label: int = Field(ge=0)
@@ -121,46 +127,46 @@ class Example(Record):
     radius: float = Field(ge=0, lt=math.inf)
 
 
-class CertifiedRecord(Record):
-    """certified.json: what the rows of certified.jsonl are about.
+class About(Record):
+    """What the rows of a certification are about."""
 
-    Radii are always computed on the CPU: the arithmetic of an accelerator cannot be checked.
-    """
-
-    format: Literal["lipcert-certified-2"] = "lipcert-certified-2"
     data: str
     split: str
     examples: int = Field(ge=1)
     images: str  # sha256, as in certificate.json
     labels: str
     weights: str  # sha256 of model.safetensors
+    assumes: tuple[str, ...] = Field(default=(), strict=False)
+
+
+class CertifiedRecord(About):
+    """certified.json, or certified-METHOD.json: what the rows beside it are about.
+
+    Radii are always computed on the CPU: the arithmetic of an accelerator cannot be checked.
+    """
+
+    format: Literal["lipcert-certified-2"] = "lipcert-certified-2"
+    method: str = "lipschitz"
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the method
     lipschitz: float  # of the backbone
     rounding: float  # the most that rounding took of a margin
-    assumes: tuple[str, ...] = Field(default=(), strict=False)
     device: Literal["cpu"] = "cpu"
+    certificate: str | None = "certificate.json"  # what lipcert check verifies; None: the method has no such file
+    cpu_seconds: float | None = None  # over all processes; None: not measured
 
 
-class SmoothedExample(Record):
+class SmoothedExample(Example):
     """A row of certified-smoothing.jsonl."""
 
-    index: int = Field(ge=0)
-    label: int = Field(ge=0)
     prediction: int = Field(ge=-1)  # −1: abstained
-    radius: float = Field(ge=0, lt=math.inf)
     hits: int = Field(ge=0)
     samples: int = Field(ge=0)
 
 
-class SmoothedRecord(Record):
+class SmoothedRecord(About):
     """certified-smoothing.json: radii of the smoothed classifier, each of which holds with a probability."""
 
     format: Literal["lipcert-smoothing-1"] = "lipcert-smoothing-1"
-    data: str
-    split: str
-    examples: int = Field(ge=1)
-    images: str  # sha256
-    labels: str
-    weights: str  # sha256 of model.safetensors
     sigma: float = Field(gt=0, lt=math.inf)
     n0: int = Field(ge=1)
     n: int = Field(ge=1)
@@ -171,7 +177,6 @@ class SmoothedRecord(Record):
     early_stop: float | None
     confidence: float = Field(ge=0, lt=1)  # of each radius on its own
     guarantee: str
-    assumes: tuple[str, ...] = Field(strict=False)
     samples: int = Field(ge=0)  # over all images
     cpu_seconds: float
 
@@ -242,29 +247,42 @@ class CertificateRecord(Record):
 
 
 class RunFolder:
-    """The files of one run. Properties read a file when they are first used; ``refresh`` forgets what was read."""
+    """The files of one run. Properties read a file when they are first used; ``refresh`` forgets what was read.
 
-    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+    Every method of certification has files of its own, and a ``RunFolder`` is about one of them: ``by(method)`` is
+    the same folder with the radii of another method.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None, method: str = "lipschitz") -> None:
         self.folder = Path(folder)
         self.name = name or self.folder.resolve().name  # distinct among the runs of one report
+        self.method = method
+        own = "" if method == "lipschitz" else f"-{method}"
         self.config_file = self.folder / "config.json"
         self.run_file = self.folder / "run.json"
         self.metrics_file = self.folder / "metrics.jsonl"
         self.model_file = self.folder / "model.safetensors"
         self.state_file = self.folder / "state.pt"
         self.frozen_file = self.folder / "frozen.safetensors"
-        self.audit_file = self.folder / "audit.json"
-        self.certified_file = self.folder / "certified.json"
-        self.examples_file = self.folder / "certified.jsonl"
-        self.smoothed_file = self.folder / "certified-smoothing.json"
-        self.smoothed_examples_file = self.folder / "certified-smoothing.jsonl"
-        self.smoothed_parts = self.folder / "certified-smoothing.parts"
-        self.certificate_file = self.folder / "certificate.json"
-        self.inputs_file = self.folder / "certificate.inputs.safetensors"
+        self.audit_file = self.folder / f"audit{own if method in CHECKED else ''}.json"
+        self.certified_file = self.folder / f"certified{own}.json"
+        self.examples_file = self.folder / f"certified{own}.jsonl"
+        self.certified_parts = self.folder / f"certified{own}.parts"  # of a certification that goes on
+        self.certificate_file = self.folder / f"certificate{own}.json"
+        self.inputs_file = self.folder / f"certificate{own}.inputs.safetensors"
         self.report_file = self.folder / "report.html"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r})"
+
+    def by(self, method: str) -> Self:
+        """The same run with the radii of another method of certification."""
+        return type(self)(self.folder, self.name, method)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods by which it is certified."""
+        return tuple(method for method in CERTIFIERS if self.by(method).certified_file.is_file())
 
     def attack_file(self, method: str) -> Path:
         return self.folder / f"attack-{method}.json"
@@ -330,31 +348,46 @@ class RunFolder:
 
     @cached_property
     def audited(self) -> AuditRecord | None:
-        return read(self.audit_file, AuditRecord, f"Run lipcert audit {self.where} again.")
+        """What the method's own audit proved, or else the audit of every layer by itself."""
+        own, common = self.audit_file, self.folder / "audit.json"
+        return read(own if own.is_file() else common, AuditRecord, f"Run lipcert audit {self.where} again.")
 
     @cached_property
-    def examples(self) -> list[Example] | None:
-        return read_rows(self.examples_file, Example, f"Run lipcert certify {self.where} --restart.")
+    def examples(self) -> Sequence[Example] | None:
+        kind = SmoothedExample if self.method == "smoothing" else Example
+        return read_rows(self.examples_file, kind, self._certify_again)
 
     @cached_property
     def certified_about(self) -> CertifiedRecord | None:
-        return read(self.certified_file, CertifiedRecord, f"Run lipcert certify {self.where} --restart.")
+        """What deterministic radii are about."""
+        if self.method == "smoothing":
+            return None
+        return read(self.certified_file, CertifiedRecord, self._certify_again)
 
     @cached_property
-    def smoothed(self) -> SmoothedRecord | None:
-        return read(self.smoothed_file, SmoothedRecord, self._smooth_again)
-
-    @cached_property
-    def smoothed_examples(self) -> list[SmoothedExample] | None:
-        return read_rows(self.smoothed_examples_file, SmoothedExample, self._smooth_again)
+    def smoothed_about(self) -> SmoothedRecord | None:
+        """What radii of randomized smoothing are about."""
+        if self.method != "smoothing":
+            return None
+        return read(self.certified_file, SmoothedRecord, self._certify_again)
 
     @property
-    def _smooth_again(self) -> str:
-        return f"Run lipcert certify {self.where} --method smoothing with --restart."
+    def about(self) -> CertifiedRecord | SmoothedRecord | None:
+        return self.certified_about or self.smoothed_about
+
+    @property
+    def certify_command(self) -> str:
+        """What makes these radii, apart from settings."""
+        words = "" if self.method == "lipschitz" else f" --method {self.method}"
+        return f"lipcert certify {self.where}{words}"
+
+    @property
+    def _certify_again(self) -> str:
+        return f"Run {self.certify_command} --restart."
 
     @cached_property
     def certificate(self) -> CertificateRecord | None:
-        return read(self.certificate_file, CertificateRecord, f"Run lipcert certify {self.where} --restart.")
+        return read(self.certificate_file, CertificateRecord, self._certify_again)
 
     @cached_property
     def attacks(self) -> tuple[AttackRecord, ...]:
@@ -395,8 +428,8 @@ class RunFolder:
     @property
     def data(self) -> str | None:
         """The data set the radii are about, else the one it was trained on."""
-        if self.certified_about is not None:
-            return self.certified_about.data
+        if self.about is not None:
+            return self.about.data
         if self.config is not None:
             return self.config.get("data")
         return None if self.imported is None else self.imported.data
@@ -451,9 +484,14 @@ class RunFolder:
     def results(self) -> list[Path]:
         """The files that are about the present weights."""
         attacks = [self.attack_file(method) for method in METHODS]
-        files = (self.certificate_file, self.certified_file, self.examples_file, self.inputs_file, self.audit_file)
-        smoothed = (self.smoothed_file, self.smoothed_examples_file)
-        every = (*files, *smoothed, *attacks, *(path.with_suffix(".jsonl") for path in attacks))
+        views = [self.by(method) for method in CERTIFIERS]
+        certified = [
+            path
+            for run in views
+            for path in (run.certificate_file, run.certified_file, run.examples_file, run.inputs_file)
+        ]
+        audits = dict.fromkeys(run.audit_file for run in views)
+        every = (*certified, *audits, *attacks, *(path.with_suffix(".jsonl") for path in attacks))
         return [path for path in every if path.is_file()]
 
     # --- Laws ---
@@ -461,10 +499,8 @@ class RunFolder:
     def check(self) -> Self:
         """Return the folder; raise ValueError, naming the file and the row, if its files do not belong together."""
         self.require()
-        if self.audited is not None:
-            self._check_weights(self.audit_file, self.audited.weights, f"lipcert audit {self.where}")
-        self._check_examples()
-        self._check_smoothed()
+        for method in CERTIFIERS:
+            self.by(method)._check_certification()
         for attack in self.attacks:
             self._check_attack(attack)
         return self
@@ -476,42 +512,58 @@ class RunFolder:
                 f"{self.weights[:12]}…). Run {command} again."
             )
 
-    def _check_examples(self) -> None:
-        """Only a right answer has a radius, and the certificate claims the same radii."""
-        if self.examples is None:
+    def _check_certification(self) -> None:
+        """The audit and the rows are about these weights, and only a right answer has a radius."""
+        if self.audited is not None:
+            words = f" --method {self.method}" if self.audit_file.name != "audit.json" else ""
+            self._check_weights(self.audit_file, self.audited.weights, f"lipcert audit {self.where}{words}")
+        rows, about, path, cure = self.examples, self.about, self.examples_file, self._certify_again
+        if rows is None:
+            if about is not None:
+                raise ValueError(f"{self.certified_file} has no {path.name} beside it. {cure}")
             return
-        path, cure = self.examples_file, f"Run lipcert certify {self.where} --restart."
-        for position, row in enumerate(self.examples):
+        for position, row in enumerate(rows):
             if row.index != position:
                 raise ValueError(f"{path}: row {position} has index {row.index}. {cure}")
             if row.radius > 0 and row.prediction != row.label:
                 raise ValueError(f"{path}: index {row.index} has a wrong answer and radius {row.radius}. {cure}")
-        about, certificate = self.certified_about, self.certificate
-        if certificate is None or about is None:  # they say what the radii are about
-            missing = self.certificate_file if certificate is None else self.certified_file
+        checked = self.method in CHECKED
+        without_certificate = checked and self.certificate is None
+        if about is None or without_certificate:  # they say what the radii are about
+            missing = self.certificate_file if without_certificate else self.certified_file
             raise ValueError(f"{path} has no {missing.name} beside it. {cure}")
-        self._check_weights(self.certified_file, about.weights, f"lipcert certify {self.where} --restart")
-        same = (about.images, about.examples) == (certificate.inputs.sha256, certificate.inputs.count)
-        if not same or about.examples != len(self.examples):
-            raise ValueError(f"{path}, certified.json and certificate.json are about different images. {cure}")
-        rows = {row.index: (row.label, row.radius) for row in self.examples if row.radius > 0}
+        self._check_weights(self.certified_file, about.weights, f"{self.certify_command} --restart")
+        if about.examples != len(rows):
+            raise ValueError(
+                f"{path} and {self.certified_file.name} are about different images: {len(rows)} rows, and "
+                f"{about.examples} images. {cure}"
+            )
+        if isinstance(about, SmoothedRecord):
+            self._check_samples(about)
+        elif checked:
+            self._check_claims(about)
+
+    def _check_samples(self, about: SmoothedRecord) -> None:
+        """No row has more samples than the record allows, or more hits than samples."""
+        for row in self.examples or ():
+            assert isinstance(row, SmoothedExample)
+            if not row.hits <= row.samples <= about.n:
+                raise ValueError(
+                    f"{self.examples_file}: row {row.index} contradicts itself or the record. {self._certify_again}"
+                )
+
+    def _check_claims(self, about: CertifiedRecord) -> None:
+        """The certificate claims the same radii for the same images."""
+        certificate, path, cure = self.certificate, self.examples_file, self._certify_again
+        assert certificate is not None
+        if (about.images, about.examples) != (certificate.inputs.sha256, certificate.inputs.count):
+            files = f"{path}, {self.certified_file.name} and {self.certificate_file.name}"
+            raise ValueError(f"{files} are about different images. {cure}")
+        rows = {row.index: (row.label, row.radius) for row in self.examples or () if row.radius > 0}
         claims = {index: (label, float.fromhex(radius)) for index, label, radius in certificate.claims}
         if rows != claims:
             index = min(i for i in {*rows, *claims} if rows.get(i) != claims.get(i))
-            raise ValueError(f"{path} and certificate.json differ at index {index}. {cure}")
-
-    def _check_smoothed(self) -> None:
-        """The rows are those of the record, and only a right answer has a radius."""
-        about, rows, path = self.smoothed, self.smoothed_examples, self.smoothed_examples_file
-        if about is None and rows is None:
-            return
-        if about is None or rows is None or len(rows) != about.examples:
-            raise ValueError(f"{path} and {self.smoothed_file.name} do not belong together. {self._smooth_again}")
-        self._check_weights(self.smoothed_file, about.weights, f"lipcert certify {self.where} --method smoothing")
-        for position, row in enumerate(rows):
-            right = row.prediction == row.label and row.hits <= row.samples <= about.n
-            if row.index != position or (row.radius > 0 and not right):
-                raise ValueError(f"{path}: row {position} contradicts itself or the record. {self._smooth_again}")
+            raise ValueError(f"{path} and {self.certificate_file.name} differ at index {index}. {cure}")
 
     def _check_attack(self, attack: AttackRecord) -> None:
         """The attack was on these weights; its table follows from its rows, and no row contradicts a radius."""
@@ -532,13 +584,17 @@ class RunFolder:
         rows = self.attack_examples(attack.method)
         if rows is None:
             return
-        known = {row.index: row for row in self.examples or ()}
-        for row in rows:
-            if row.index in known and _contradicts(row, known[row.index]):
-                raise ValueError(
-                    f"{path.with_suffix('.jsonl')} and certified.jsonl disagree at index {row.index}, eps "
-                    f"{row.eps}. Run lipcert certify {self.where} --restart. {cure}"
-                )
+        # Radii of randomized smoothing are about another classifier than the one that is attacked.
+        for run in (self.by(method) for method in CERTIFIERS if method != "smoothing"):
+            if run.method != "lipschitz" and (run.about is None or run.about.data != attack.data):
+                continue
+            known = {row.index: row for row in run.examples or ()}
+            for row in rows:
+                if row.index in known and _contradicts(row, known[row.index], run.method):
+                    raise ValueError(
+                        f"{path.with_suffix('.jsonl')} and {run.examples_file.name} disagree at index {row.index}, "
+                        f"eps {row.eps}. {run._certify_again} {cure}"
+                    )
         for line in attack.rows:
             outcomes = Counter(row.outcome for row in rows if row.eps == line.eps)
             counted = (
@@ -552,10 +608,11 @@ class RunFolder:
                 raise ValueError(f"{path}: the shares at eps {line.eps} are not those of its rows. {cure}")
 
 
-def _contradicts(row: AttackExample, proved: Example) -> bool:
+def _contradicts(row: AttackExample, proved: Example, method: str) -> bool:
     """Whether a row of an attack cannot stand beside the certified row of the same example."""
     moved = row.radius if row.distance is None else row.distance
-    clear = abs(proved.radius - row.radius) > TOLERANCE
+    # The attack says which answers are certified by the constant of the whole network.
+    clear = method == "lipschitz" and abs(proved.radius - row.radius) > TOLERANCE
     return (
         proved.label != row.label
         or (clear and row.certified != (proved.radius > row.radius))

@@ -7,43 +7,60 @@ silently: the same settings return what is there, and other settings need ``rest
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lipcert.certified.audit import AuditReport, audit
-from lipcert.certified.certificate import as_inputs, sha256_of, write_certificate
+from lipcert.certified.audit import AuditReport
+from lipcert.certified.certificate import as_inputs, joint_multipliers, sha256_of, write_certificate
 from lipcert.certified.certify import CertificationResult, certify
 from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.network import Network, Proved
 from lipcert.certified.records import describe
+from lipcert.certifiers.lipsdp import tighten
+from lipcert.certifiers.methods import audit, settings_of
+from lipcert.certifiers.methods import certify as by_name
+from lipcert.certifiers.smoothing import Smoothing
 from lipcert.data.registry import load_data
 from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
 from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
+from lipcert.jobs import compute, damaged, open_store, open_workers
 from lipcert.models.spec import ModelSpec
-from lipcert.records import RADII, AttackRecord, CertifiedRecord, RunFolder, SmoothedRecord, parse_radii
+from lipcert.records import (
+    CERTIFIERS,
+    CHECKED,
+    RADII,
+    AttackRecord,
+    CertifiedRecord,
+    RunFolder,
+    SmoothedRecord,
+    parse_radii,
+)
 from lipcert.training.checkpoint import load_model, load_spec
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from lipcert.attacks.attack import Method
-    from lipcert.certifiers.smoothing import Smoothing
     from lipcert.check import Report
     from lipcert.data.dataset import ImageData
     from lipcert.exporters.export import ExportReport, Format
     from lipcert.training.loop import Step
 
+T = TypeVar("T")
 Show = Callable[[int, int], object]
+IMAGES_AT_A_TIME = 16  # of a method that takes long for an image: what a kill may cost
 EXPORTS = {
     "torch": "network.safetensors",
     "torch-export": "network.pt2",
@@ -127,8 +144,8 @@ class Run(RunFolder):
     shares of the certified images.
     """
 
-    def __init__(self, folder: str | Path, name: str | None = None) -> None:
-        super().__init__(folder, name)
+    def __init__(self, folder: str | Path, name: str | None = None, method: str = "lipschitz") -> None:
+        super().__init__(folder, name, method)
         self._network: tuple[str, Network] | None = None  # the frozen network of the weights with that sha256
 
     @contextmanager
@@ -196,53 +213,75 @@ class Run(RunFolder):
             )
         return images
 
-    def audit(self) -> AuditReport:
-        """Prove the constant of every layer, and write audit.json."""
+    def audit(self, method: str = "lipschitz", **settings: Any) -> AuditReport:
+        """Prove the constant of every layer, and write audit.json.
+
+        Args:
+            method: "lipsdp" or "eclipse-fast" also prove dense layers together, and write audit-METHOD.json.
+            settings: ``steps`` of "lipsdp".
+        """
         self.require()
         with self.alone():
-            report = audit(self.frozen(), self.spec.image_shape)
-            write_json(self.audit_file, report.to_json() | {"weights": self.weights})
+            report = audit(self.frozen(), self.spec.image_shape, method=method, **settings)
+            about = {"weights": self.weights} | ({"method": method, **settings} if method != "lipschitz" else {})
+            write_json(self.by(method).audit_file, report.to_json() | about)
             self.refresh()
         return report
 
     def certify(
         self,
+        method: str = "lipschitz",
         *,
         data: str | None = None,
         data_root: str | Path | None = None,
         examples: int | None = None,
-        batch_size: int = 64,
-        smoothing: Smoothing | None = None,
+        batch_size: int | None = None,
         jobs: int = 1,
         cluster: str | None = None,
         restart: bool = False,
         out: str | Path | None = None,
         show: Show = _silent,
+        **settings: Any,
     ) -> RunFolder:
         """Certify test images and write certificate.json, certified.json and certified.jsonl.
 
+        Another method than "lipschitz" writes files with its name, such as certified-local.json, beside those.
+        "local", "sdp-crown" and "smoothing" have no certificate file, and keep what a killed process had finished.
+        Smoothing finds radii of the smoothed classifier, each of which holds with a probability.
+
         Args:
+            method: as in ``lipcert.certify``.
             data: a data set or a path; by default what the run was trained on.
             examples: only the first test images.
-            batch_size: images at a time. Smoothing has a setting of its own.
-            smoothing: settings of randomized smoothing. Then certified-smoothing.json and its rows are written
-                instead: radii of the smoothed classifier, each of which holds with a probability. What a killed
-                process had finished is kept.
-            jobs, cluster: processes that share the images of smoothing, or the address of a Dask scheduler.
+            batch_size: images at a time, or noisy copies of one ("smoothing"); by default 64, 16 ("local",
+                "sdp-crown") or 250.
+            jobs, cluster: processes that share the images ("local", "sdp-crown", "smoothing"), or the address of a
+                Dask scheduler.
             restart: replace radii that were certified with other settings.
             out: another folder for the results.
+            settings: those of the method in ``lipcert.certify``, such as ``eps`` of "local".
 
         Returns:
-            the folder with the results: this run, or ``out``.
+            the folder with the results: this run, or ``out``, with the radii of this method.
         """
-        positive_int("batch_size", batch_size)
+        chosen = settings_of(method, settings)
+        if batch_size is not None:
+            positive_int("batch_size", batch_size)
         if examples is not None:
             positive_int("examples", examples)
+        if method in CHECKED and (jobs != 1 or cluster is not None):
+            raise ValueError(
+                f"jobs and cluster are for local, sdp-crown and smoothing; {method} certifies in this process."
+            )
+        positive_int("jobs", jobs)
+        if method == "smoothing":
+            chosen = asdict(Smoothing(**chosen, **({} if batch_size is None else {"batch_size": batch_size})))
         self.require()
         images = self.test_data(data, data_root)
         if examples is not None:
             images = images.take(slice(0, examples), split="test")
-        target = self if out is None else RunFolder(out)
+        target: RunFolder = self if out is None else RunFolder(out)
+        target = target if target.method == method else target.by(method)
         about: dict[str, Any] = {
             "data": images.name,
             "split": images.split,
@@ -251,34 +290,150 @@ class Run(RunFolder):
             "labels": sha256_of(images.labels),
             "weights": self.weights,
         }
-        if smoothing is not None:
-            return self._smooth(smoothing, images, about, target, jobs, cluster, restart, show)
-        if jobs != 1 or cluster is not None:
-            raise ValueError("jobs and cluster are for smoothing; other radii are certified in this process.")
-        before = target.certified_about
-        if before is not None and not restart:
-            if before.model_dump(mode="json", include=set(about)) == about:
-                return target
+        chosen = json.loads(json.dumps(chosen))  # as they are stored
+        if target.about is not None and not restart and self._is_there(target, about, chosen):
+            return target
+        if method == "smoothing":
+            self._smooth(Smoothing(**chosen), images, about, target, jobs, cluster, restart, show)
+        elif method in CHECKED:
+            self._certify_whole(method, chosen, images, about, target, batch_size or 64, show)
+        else:
+            size = batch_size or IMAGES_AT_A_TIME
+            self._certify_parts(method, chosen, images, about, target, size, jobs, cluster, restart, show)
+        return target
+
+    def _is_there(self, target: RunFolder, about: dict[str, Any], chosen: dict[str, Any]) -> bool:
+        """Whether the results in ``target`` are those that are wanted; ValueError if they are others."""
+        before = target.about
+        assert before is not None
+        stored = before.model_dump(mode="json")
+        stored |= stored.pop("settings", {})
+        cure = "Add --restart to replace them, or --out FOLDER to keep both."
+        if any(stored[name] != value for name, value in about.items()):
             other = "" if before.weights == self.weights else " for other weights"
             raise ValueError(
-                f"{target.folder} holds the radii of {before.examples:,} images of {before.data}{other}. Add "
-                "--restart to replace them, or --out FOLDER to keep both."
+                f"{target.folder} holds the radii of {before.examples:,} images of {before.data}{other}. {cure}"
             )
+        for name, value in chosen.items():
+            if stored.get(name) != value:
+                raise ValueError(
+                    f"{target.certified_file} holds radii with {name} {stored.get(name)!r:.60}; got {value!r:.60}. "
+                    f"{cure}"
+                )
+        return True
+
+    def _certify_whole(
+        self,
+        method: str,
+        chosen: dict[str, Any],
+        images: ImageData,
+        about: dict[str, Any],
+        target: RunFolder,
+        batch_size: int,
+        show: Show,
+    ) -> None:
+        """``certify`` by constants of the network, which the checker can verify."""
         with self.alone():
+            began = time.process_time()
             frozen, proved = self.frozen(), self.proved()
+            if method != "lipschitz":
+                proved = tighten(proved, method=method, **chosen)
+                joint_multipliers(proved)  # what no certificate can have is refused before anything is lost
             result = _certify_shared(proved, as_inputs(images.images), images.labels, batch_size, show)
             if result is None:  # the first process writes
-                return target
+                return
+            result = replace(result, method=method)
             errors = 0.0 if result.errors is None or not len(result.errors) else float(result.errors.max())
-            record = CertifiedRecord(**about, lipschitz=result.lipschitz, rounding=errors, assumes=result.assumes)
-            stored = self.frozen_file.name if target is self else None
-            name = f"{images.name} {images.split}"
+            record = CertifiedRecord(
+                **about,
+                method=method,
+                settings=chosen,
+                lipschitz=result.lipschitz,
+                rounding=errors,
+                assumes=result.assumes,
+                certificate=target.certificate_file.name,
+                cpu_seconds=None if method == "lipschitz" else round(time.process_time() - began, 3),
+            )
             target.certified_file.unlink(missing_ok=True)  # written last: where it is, the rest is
-            write_certificate(target.folder, proved, frozen, images.images, result, about=name, stored=stored)
+            write_certificate(
+                target.folder,
+                proved,
+                frozen,
+                images.images,
+                result,
+                about=f"{images.name} {images.split}",
+                stored=self.frozen_file.name if target.folder == self.folder else None,
+                name=target.certificate_file.stem,
+            )
             write_rows(target.examples_file, result.rows())
             write_json(target.certified_file, record.model_dump())
             target.refresh()
-        return target
+            self.refresh()
+
+    def _certify_parts(
+        self,
+        method: str,
+        chosen: dict[str, Any],
+        images: ImageData,
+        about: dict[str, Any],
+        target: RunFolder,
+        size: int,
+        jobs: int,
+        cluster: str | None,
+        restart: bool,
+        show: Show,
+    ) -> None:
+        """``certify`` by a method that takes long for an image: in parts, each stored when it is finished."""
+        from lipcert.certifiers.parts import Solver, Task, answers_of
+
+        inputs, labels = as_inputs(images.images).numpy(), images.labels.numpy()
+        starts = range(0, len(labels), size)
+        tasks = {str(start): Task(inputs[start : start + size], labels[start : start + size]) for start in starts}
+        with self.alone():
+            proved = self.proved()
+            # Settings that do not fit and networks that are not covered are refused before anything is written.
+            by_name(proved, torch.from_numpy(inputs[:0]), torch.from_numpy(labels[:0]), method=method, **chosen)
+            torch.set_num_threads(1)
+            decides = about | {"method": method} | chosen | {"batch_size": size, "torch": torch.__version__}
+            solve = Solver(self.frozen(), images.image_shape, method, chosen)
+
+            def count(done: int, total: int) -> None:
+                show(min(done * size, len(labels)), min(total * size, len(labels)))
+
+            share = _in_parts(
+                tasks,
+                solve,
+                decides,
+                target,
+                f"an unfinished certification by {method}",
+                jobs,
+                cluster,
+                restart,
+                count,
+            )
+            with share as stored:
+                if stored is None:  # the first process writes
+                    return
+                rows, rounding, seconds = [], 0.0, 0.0
+                for name, task in tasks.items():
+                    try:
+                        answers = answers_of(stored[name], task)
+                    except (ValueError, TypeError, KeyError):
+                        raise damaged(target.certified_parts / f"{name}.json") from None
+                    rows += [{"index": int(name) + place, **row} for place, row in enumerate(answers.rows)]
+                    rounding, seconds = max(rounding, answers.rounding), seconds + answers.cpu_seconds
+                record = CertifiedRecord(
+                    **about,
+                    method=method,
+                    settings=chosen,
+                    lipschitz=proved.backbone,
+                    rounding=rounding,
+                    assumes=proved.assumes,
+                    certificate=None,
+                    cpu_seconds=round(seconds, 3),
+                )
+                _write_parts(target, rows, record)
+        self.refresh()
 
     def _smooth(
         self,
@@ -290,73 +445,44 @@ class Run(RunFolder):
         cluster: str | None,
         restart: bool,
         show: Show,
-    ) -> RunFolder:
+    ) -> None:
         """``certify`` by randomized smoothing: image by image, each stored when it is finished."""
         from lipcert.certifiers.smoothing import Task, answer_of, require_function, result_of, smooth_task
-        from lipcert.jobs import compute, damaged, open_store, open_workers
 
-        positive_int("jobs", jobs)
         settings = about | asdict(smoothing)
-        before = target.smoothed
-        if before is not None and not restart:
-            different = [name for name, value in settings.items() if getattr(before, name) != value]
-            if not different:
-                return target
-            name = different[0]
-            raise ValueError(
-                f"{target.smoothed_file} holds radii with {name} {getattr(before, name)!r:.40}; got "
-                f"{settings[name]!r:.40}. Add --restart to replace them, or --out FOLDER to keep both."
-            )
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        if world > 1 and (jobs > 1 or cluster):
-            raise ValueError("torchrun starts the processes itself. Leave --jobs and --cluster out.")
         inputs = as_inputs(images.images)
         tasks = {str(index): Task(index, image) for index, image in enumerate(inputs.numpy())}
-        parts = target.smoothed_parts
-        decides = settings | {"torch": torch.__version__}
-        with self.alone(), _group(world) as wait_for_all, ExitStack() as stack:
+        with self.alone():
             network = self.frozen()
             torch.set_num_threads(1)
             require_function(network.eval(), inputs[0], smoothing)
-            what = "an unfinished smoothing"
-            store = None if rank else stack.enter_context(open_store(parts, decides, what=what, restart=restart))
-            wait_for_all()
-            share = dict(list(tasks.items())[rank::world])
-            left = set(share)
-
-            def tick() -> None:
-                left.difference_update([name for name in left if (parts / f"{name}.json").is_file()])
-                show(len(share) - len(left), len(share))
-
-            workers = stack.enter_context(open_workers(jobs, cluster, parts)) if jobs > 1 or cluster else None
             solve = partial(smooth_task, model=network, settings=smoothing)
-            compute(share, solve, parts, workers, what="smoothing", tick=tick)
-            wait_for_all()
-            if store is None:  # the first process writes
-                return target
-            answers = []
-            for name in tasks:
-                try:
-                    answers.append(answer_of(store.load(f"{name}.json") or {}, smoothing))
-                except (ValueError, TypeError, KeyError):
-                    raise damaged(parts / f"{name}.json") from None
-            result = result_of([answer for answer, _ in answers], images.labels, smoothing)
-            assert result.confidence is not None
-            assert result.samples is not None
-            record = SmoothedRecord(
-                **settings,
-                confidence=result.confidence,
-                guarantee=result.guarantee,
-                assumes=result.assumes,
-                samples=int(result.samples.sum()),
-                cpu_seconds=round(sum(seconds for _, seconds in answers), 3),
+            decides = settings | {"torch": torch.__version__}
+            share = _in_parts(
+                tasks, solve, decides, target, "an unfinished smoothing", jobs, cluster, restart, show
             )
-            target.smoothed_file.unlink(missing_ok=True)  # written last: where it is, the rest is
-            write_rows(target.smoothed_examples_file, result.rows())
-            write_json(target.smoothed_file, record.model_dump())
-            target.refresh()
-            store.remove()
-        return target
+            with share as stored:
+                if stored is None:  # the first process writes
+                    return
+                answers = []
+                for name in tasks:
+                    try:
+                        answers.append(answer_of(stored[name], smoothing))
+                    except (ValueError, TypeError, KeyError):
+                        raise damaged(target.certified_parts / f"{name}.json") from None
+                result = result_of([answer for answer, _ in answers], images.labels, smoothing)
+                assert result.confidence is not None
+                assert result.samples is not None
+                record = SmoothedRecord(
+                    **settings,
+                    confidence=result.confidence,
+                    guarantee=result.guarantee,
+                    assumes=result.assumes,
+                    samples=int(result.samples.sum()),
+                    cpu_seconds=round(sum(seconds for _, seconds in answers), 3),
+                )
+                _write_parts(target, result.rows(), record)
+        self.refresh()
 
     def attack(
         self,
@@ -385,7 +511,6 @@ class Run(RunFolder):
         from lipcert.attacks.attack import attacks_of
         from lipcert.attacks.evidence import summary
         from lipcert.attacks.shards import SHARD, attack_in_shards
-        from lipcert.jobs import open_store, open_workers
 
         positive_int("examples", examples)
         positive_int("jobs", jobs)
@@ -480,7 +605,55 @@ class Run(RunFolder):
         return write_report([self], self.report_file if out is None else Path(out), show).page
 
     def _own_names(self) -> set[str]:
-        return {value.name for value in vars(self).values() if isinstance(value, Path)}
+        views = [self.by(method) for method in CERTIFIERS]
+        return {value.name for run in views for value in vars(run).values() if isinstance(value, Path)}
+
+
+def _write_parts(
+    target: RunFolder, rows: Iterable[dict[str, Any]], record: CertifiedRecord | SmoothedRecord
+) -> None:
+    target.certified_file.unlink(missing_ok=True)  # written last: where it is, the rest is
+    write_rows(target.examples_file, rows)
+    write_json(target.certified_file, record.model_dump())
+    target.refresh()
+
+
+@contextmanager
+def _in_parts(
+    tasks: Mapping[str, T],
+    solve: Callable[[T], Mapping[str, Any]],
+    decides: Mapping[str, Any],
+    target: RunFolder,
+    what: str,
+    jobs: int,
+    cluster: str | None,
+    restart: bool,
+    show: Show,
+) -> Iterator[dict[str, dict[str, Any]] | None]:
+    """What ``solve`` says of all tasks, in this process or several; None in all of torchrun's but the first.
+
+    Every finished task is stored beside the results. When the block ends, the store is removed.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1 and (jobs > 1 or cluster):
+        raise ValueError("torchrun starts the processes itself. Leave --jobs and --cluster out.")
+    parts = target.certified_parts
+    with _group(world) as wait_for_all, ExitStack() as stack:
+        store = None if rank else stack.enter_context(open_store(parts, decides, what=what, restart=restart))
+        wait_for_all()
+        share = dict(list(tasks.items())[rank::world])
+        left = set(share)
+
+        def tick() -> None:
+            left.difference_update([name for name in left if (parts / f"{name}.json").is_file()])
+            show(len(share) - len(left), len(share))
+
+        workers = stack.enter_context(open_workers(jobs, cluster, parts)) if jobs > 1 or cluster else None
+        compute(share, solve, parts, workers, what="certification", tick=tick)
+        wait_for_all()
+        yield None if store is None else {name: store.load(f"{name}.json") or {} for name in tasks}
+        if store is not None:
+            store.remove()
 
 
 @contextmanager

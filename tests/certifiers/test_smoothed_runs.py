@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from full import full
-from lipcert.certifiers.smoothing import Smoothing
 from lipcert.records import RunFolder
 from lipcert.runs import Run, train
 from lipcert.training.config import TrainConfig
@@ -46,17 +45,21 @@ def run_copy(run_folder, tmp_path):
     return Path(shutil.copytree(run_folder, tmp_path / "run"))
 
 
+def smoothed_by(folder):
+    return RunFolder(folder).by("smoothing")
+
+
 def rows(folder):
-    return RunFolder(folder).smoothed_examples_file.read_bytes()
+    return smoothed_by(folder).examples_file.read_bytes()
 
 
 def parts_of(folder):
-    return list(RunFolder(folder).smoothed_parts.glob("[0-9]*.json"))
+    return list(smoothed_by(folder).certified_parts.glob("[0-9]*.json"))
 
 
 def test_the_record_says_what_it_is(smoothed):
     run = RunFolder(smoothed).check()
-    about, examples = run.smoothed, run.smoothed_examples
+    about, examples = run.by("smoothing").smoothed_about, run.by("smoothing").examples
     assert (about.sigma, about.n, about.n0, about.alpha, about.confidence) == (0.25, 2000, 100, 0.001, 0.999)
     assert about.guarantee.startswith("Probabilistic")
     assert about.samples == sum(row.samples for row in examples) == 16 * 2000
@@ -95,7 +98,7 @@ def test_a_killed_smoothing_goes_on_where_it_was(run_copy, smoothed, jobs):
     process.send_signal(signal.SIGKILL)
     process.wait()
     left = parts_of(run_copy)
-    assert RunFolder(run_copy).smoothed is None
+    assert smoothed_by(run_copy).about is None
     for part in left:  # an hour each: they are read, not worked out again
         part.write_text(json.dumps({**json.loads(part.read_text()), "cpu_seconds": 3600.0}), encoding="utf-8")
     other = command("certify", str(run_copy), *WORDS, "--seed", "1")
@@ -104,8 +107,8 @@ def test_a_killed_smoothing_goes_on_where_it_was(run_copy, smoothed, jobs):
     result = command("certify", str(run_copy), *WORDS)
     assert result.returncode == 0, result.stderr
     assert rows(run_copy) == rows(smoothed)
-    assert 3600 * len(left) <= RunFolder(run_copy).smoothed.cpu_seconds < 3600 * (len(left) + 3)
-    assert not RunFolder(run_copy).smoothed_parts.exists()
+    assert 3600 * len(left) <= smoothed_by(run_copy).about.cpu_seconds < 3600 * (len(left) + 3)
+    assert not smoothed_by(run_copy).certified_parts.exists()
 
 
 @pytest.mark.slow
@@ -121,9 +124,9 @@ def test_torchrun_gives_the_same_rows(run_copy, smoothed):
 
 
 def test_damaged_parts_are_refused(run_copy):
-    settings = Smoothing(0.25, n=20)
-    Run(run_copy).certify(smoothing=settings, examples=2)
-    whole, run = rows(run_copy), RunFolder(run_copy)
+    settings = {"sigma": 0.25, "n": 20, "examples": 2}
+    Run(run_copy).certify("smoothing", **settings)
+    whole, run = rows(run_copy), smoothed_by(run_copy)
     for change in ({"radius": 5.0}, {"hits": 21}, {"samples": "many"}):
         stop = KeyboardInterrupt()
 
@@ -132,23 +135,23 @@ def test_damaged_parts_are_refused(run_copy):
                 raise stop
 
         with pytest.raises(KeyboardInterrupt, match="is kept"):
-            Run(run_copy).certify(smoothing=settings, examples=2, restart=True, show=interrupt)
-        run.smoothed_file.unlink(missing_ok=True)
-        part = run.smoothed_parts / "0.json"
+            Run(run_copy).certify("smoothing", **settings, restart=True, show=interrupt)
+        run.certified_file.unlink(missing_ok=True)
+        part = run.certified_parts / "0.json"
         part.write_text(json.dumps(json.loads(part.read_text()) | change), encoding="utf-8")
         with pytest.raises(ValueError, match="damaged"):
-            Run(run_copy).certify(smoothing=settings, examples=2)
-    Run(run_copy).certify(smoothing=settings, examples=2, restart=True)
+            Run(run_copy).certify("smoothing", **settings)
+    Run(run_copy).certify("smoothing", **settings, restart=True)
     assert rows(run_copy) == whole
 
 
 def test_rows_that_contradict_the_record_are_noticed(smoothed, tmp_path):
     folder = Path(shutil.copytree(smoothed, tmp_path / "run"))
-    run = RunFolder(folder)
+    run = smoothed_by(folder)
     lines = rows(folder).decode().splitlines()
     first = json.loads(lines[0])
     for wrong in ([json.dumps(first | {"radius": 0.1, "prediction": 9 - first["label"]}), *lines[1:]], lines[1:]):
-        run.smoothed_examples_file.write_text("\n".join(wrong) + "\n", encoding="utf-8")
+        run.examples_file.write_text("\n".join(wrong) + "\n", encoding="utf-8")
         run.refresh()
         with pytest.raises(ValueError, match="smoothing"):
             run.check()
@@ -164,6 +167,7 @@ def test_rows_that_contradict_the_record_are_noticed(smoothed, tmp_path):
         (["--method", "smoothing", "--sigma", "0.25", "--n", "5"], "at least 10"),
         (["--method", "smoothing", "--sigma", "0.25", "--n0", "0"], "n0"),
         (["--jobs", "2"], "smoothing"),
+        (["--method", "smoothing", "--sigma", "0.25", "--steps", "3"], "lipsdp and sdp-crown"),
     ],
 )
 def test_bad_usage_is_one_sentence(run_folder, words, message):

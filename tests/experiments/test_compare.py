@@ -12,8 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from lipcert.experiments.comparison import Comparison, finals, slug, sweep
-from lipcert.experiments.plan import Failed, Job, diverged, run, spread
+from lipcert.cli.compare import notes, tables
+from lipcert.experiments.compare import Row
+from lipcert.experiments.comparison import NOISE, Comparison, finals, recipe, slug, sweep
+from lipcert.experiments.plan import (
+    AUDIT,
+    CERTIFY,
+    CERTIFY_LOCALLY,
+    Failed,
+    Job,
+    attack_stage,
+    diverged,
+    run,
+    spread,
+)
 from lipcert.jobs import open_store, open_workers
 from lipcert.records import RunFolder
 from lipcert.reports.tables import latex, markdown_table
@@ -281,6 +293,47 @@ def test_a_budget_is_seconds_or_epochs_and_a_minute_without_either():
     assert Comparison(seconds=1).steps(0.3, 1000) == 3
     assert Comparison(seconds=1).steps(7.0, 1000) == 1
     assert Comparison(epochs=2).steps(0.5, 1000) == 2 * 4
+
+
+def test_every_method_is_trained_and_certified_by_its_recipe():
+    methods = ("sll", "gloro", "local", "liresnet", "liresnet+emma-annealing", "sll+emma", "smoothing")
+    plan = Comparison(methods=methods, size="nano", seeds=1, learning_rates=(0.001, 0.01))
+    keys = [("digits", method) for method in methods]
+    common = (CERTIFY, AUDIT, attack_stage("quick", 5))
+    jobs = dict(zip(methods, finals(plan, dict.fromkeys(keys, 7), dict.fromkeys(keys, 0.01), common), strict=True))
+    losses = {method: job.config.loss for method, job in jobs.items()}
+    assert list(losses.values()) == ["offset", "gloro", "local", "emma", "emma-annealing", "emma", "offset"]
+    assert len({job.key for job in jobs.values()}) == len({job.name for job in jobs.values()}) == len(methods)
+    assert jobs["smoothing"].config.model == "gloro_nano"
+    assert (jobs["smoothing"].config.noise, jobs["smoothing"].config.offset) == (NOISE, 0)
+    assert jobs["local"].stages == (*common, CERTIFY_LOCALLY)
+    assert [stage.method for stage in jobs["smoothing"].stages] == [
+        "smoothing",
+        "",
+    ]  # no attack on another classifier
+    assert jobs["sll+emma"].stages == common
+    trials = sweep(plan, dict.fromkeys(keys, 7), {"digits": 10})
+    assert len({job.name for job in trials}) == 2 * len(methods)
+    with pytest.raises(ValueError, match="'emna' is no loss"):
+        recipe("sll+emna")
+
+
+def test_tables_call_smoothing_probabilistic():
+    half = spread([0.5])
+    certified = dict.fromkeys(("36/255", "72/255", "108/255", "0.5", "1"), half)
+    common = {"data": "digits", "learning_rate": 0.1, "steps": 1, "seeds": 1, "diverged": 0, "natural": half}
+    common |= {"certified": certified, "attacked": {}, "attack_examples": 0, "parameters": 1, "step_seconds": 1.0}
+    common |= {"inference_seconds": 1.0, "peak_bytes": 1}
+    rows = [
+        Row(method="sll", **common),
+        Row(method="smoothing", **common, certified_by="smoothing", images=200, probability=0.999),
+    ]
+    _, _, lines = tables(rows)[0]
+    assert [line[0] for line in lines] == ["sll", "smoothing (probabilistic)"]
+    (note,) = (" ".join(text.split()) for text in notes(rows))
+    assert "smoothed classifier on 200 images" in note
+    assert "at least 0.999" in note
+    assert notes(rows[:1]) == []
 
 
 def test_mean_and_spread():

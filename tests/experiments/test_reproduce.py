@@ -129,8 +129,9 @@ def test_full_scale_is_the_paper_to_the_letter():
         assert scaled(Settings(name, "full", 3, None)) == []
         for job in jobs:
             method, _, size = job.config.model.rpartition("_")
-            if method == "gloro":
-                assert (job.config.loss, job.config.epochs, job.config.augment) == ("gloro", 1000, "sll")
+            if method in ("gloro", "local"):
+                assert (job.config.loss, job.config.epochs, job.config.augment) == (method, 1000, "sll")
+                assert [stage.method for stage in job.stages] == ["", "local"][: 1 + (method == "local")]
                 assert size == {"cifar10": "6c2f", "tiny_imagenet": "8c2f"}[job.config.data]
                 continue
             assert size in SIZES
@@ -152,7 +153,7 @@ def test_full_scale_is_the_paper_to_the_letter():
                 seed=job.config.seed,
             )
     counts = {name: sum(len(row.jobs) for row in planned(Settings(name, "full", 3, None))) for name in TRAINED}
-    assert counts == {"table1": 12 + 3, "table2": 24 + 3, "table5": 24, "offsets": 72, "corrected": 72}
+    assert counts == {"table1": 12 + 6, "table2": 24 + 6, "table5": 24, "offsets": 72, "corrected": 72}
 
 
 def test_full_scale_has_a_printed_number_for_every_row_of_ours_but_the_third_mode():
@@ -213,7 +214,7 @@ def test_the_stated_time_counts_what_is_left(tmp_path):
     assert f"1 training, certify: about {run / 60:.0f} min" in expected(tmp_path, row.jobs, costs, IMAGES, 1)
     assert expected(tmp_path, row.jobs[:1], costs, IMAGES, 1) == "nothing left to run"
     jobs = [job for row in planned(Settings("table1", "full", 3, None)) for job in row.jobs]
-    assert paper_seconds(jobs) == 3 * 1000 * (6 + 20 + 35 + 55 + 105)
+    assert paper_seconds(jobs) == 3 * 1000 * (6 + 8 + 20 + 35 + 55 + 105)
 
 
 # The layout
@@ -340,18 +341,24 @@ def without_seconds(record):
 
 def test_a_quick_table_runs_from_end_to_end(finished):
     out, result = finished
-    assert "4 trainings" in result.stderr  # the stated time
+    assert "6 trainings" in result.stderr  # the stated time
     assert "CPU time" in result.stderr
     assert max(len(line) for line in result.stdout.splitlines()[:-1]) <= 80
     assert "\x1b" not in result.stdout
     record = record_of(out)
-    *quoted, gloro, mine = record["rows"]
+    *quoted, gloro, local, mine = record["rows"]
     assert [row["ours"] for row in quoted] == [None] * 11
     assert [bool(row["citation"]) for row in quoted] == [True] * 7 + [False] * 4
     assert (mine["model"], mine["paper"], mine["seeds"]) == ("nano, digits", None, 2)
     assert (gloro["model"], gloro["paper"], gloro["seeds"]) == ("GloRo nano, digits", None, 2)
     assert gloro["ours"]["natural"]["mean"] > gloro["ours"]["36/255"]["mean"] > 40
     assert any("GloRo" in note for note in record["notes"])
+    assert (local["model"], local["paper"], local["seeds"]) == ("Local-Lip-B nano, digits", None, 2)
+    assert local["ours"]["natural"]["mean"] > local["ours"]["36/255"]["mean"] > 20
+    assert local["runs"][0]["commands"][-1] == f"lipcert certify {local['runs'][0]['folder']} --method local"
+    shares = [RunFolder(out / run["folder"]).by("local").certified(36 / 255) for run in local["runs"]]
+    assert local["ours"]["36/255"]["mean"] == pytest.approx(50 * sum(shares))
+    assert any("Local-Lip-B" in note for note in record["notes"])
     runs = [RunFolder(out / run["folder"]) for run in mine["runs"]]
     for column in RADII:
         mean = sum(run.certified(EPS[column]) for run in runs) / 2
@@ -442,9 +449,12 @@ def test_inference_is_timed_once(tmp_path):
     first = command("inference", "--scale", "quick", "--out", str(out))
     assert first.returncode == 0, first.stderr
     record = record_of(out)
-    assert [row["paper"] and row["paper"]["inference"] for row in record["rows"]] == [2460, 8, None, None]
-    forward, certificate = (row["ours"]["inference"]["mean"] for row in record["rows"][2:])
+    assert [row["paper"] and row["paper"]["inference"] for row in record["rows"]] == [2460, 8, None, None, None]
+    forward, certificate, local = (row["ours"]["inference"]["mean"] for row in record["rows"][2:])
     assert 0 < forward < certificate
+    assert record["rows"][-1]["model"] == "Local-Lip-B nano, digits"
+    assert record["ratio"] == {"paper": 2460 / 8, "ours": local / certificate}
+    assert "308 times as long as SLL in the paper" in " ".join(first.stdout.split())
     assert "41 min" in first.stdout
     assert "instead of 4 GPUs" in " ".join(first.stdout.split())
     assert command("inference", "--scale", "quick", "--out", str(out)).stdout == first.stdout
@@ -456,7 +466,7 @@ def test_data_that_is_not_prepared_leaves_a_note_and_no_error(tmp_path):
     for data, name in (("CIFAR100", "cifar100"), ("TinyImageNet", "tiny_imagenet")):
         assert f"{data}: not run: data not prepared (lipcert data get {name})." in " ".join(result.stdout.split())
     rows = [row for row in record_of(tmp_path / "out")["rows"] if row["note"]]
-    assert [row["model"] for row in rows] == ["SLL tiny", "GloRo tiny", "SLL tiny"]
+    assert [row["model"] for row in rows] == ["SLL tiny", "GloRo tiny", "Local-Lip-B (+MaxMin) tiny", "SLL tiny"]
     assert not (tmp_path / "out/runs").exists()
     times = command("inference", "--out", str(tmp_path / "times"), "--data-root", str(tmp_path))
     assert times.returncode == 0

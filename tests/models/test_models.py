@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import lipcert as lc
 from full import full
@@ -229,3 +230,12 @@ def test_an_activation_that_nothing_would_use_is_refused(method):
     with pytest.raises(ValueError, match=f"activation is a setting of residual .* {method!r}"):
         lc.create_model("sll_nano", method=method, activation="tanh")
     lc.create_model("sll_nano", activation="tanh")
+
+
+@pytest.mark.parametrize("method", ["sll", "sandwich", "soc_plus", "local"])
+def test_relu_replaces_maxmin_and_is_refused_where_there_is_none(method):
+    kinds = {type(module) for module in lc.create_model("gloro_nano", between="relu").modules()}
+    assert nn.ReLU in kinds
+    assert lc.layers.MaxMin not in kinds
+    with pytest.raises(ValueError, match=f"between is a setting of .*{method!r}"):
+        lc.create_model("sll_nano", method=method, between="relu")

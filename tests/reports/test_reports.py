@@ -271,6 +271,67 @@ def test_a_report_does_not_freeze_again(run):
     assert {path.name: path.stat().st_mtime_ns for path in run.iterdir()} == before
 
 
+# --- Radii of other methods ---
+
+
+def test_radii_of_other_methods_are_shown_and_smoothing_never_without_its_probability(run):
+    whole = Run(run)
+    whole.certify("local", examples=20, eps=(36 / 255,))
+    whole.certify("smoothing", sigma=0.1, n=20, n0=10, examples=20)
+    made = report([run], run / "report.html")
+    full, local, smoothed = made.report.runs
+    assert [part.name for part in made.report.runs] == ["full", "full (local)", "full (smoothing, probabilistic)"]
+    assert [part.main for part in made.report.runs] == [True, False, False]
+    assert [part.kind for part in made.report.runs] == ["deterministic", "deterministic", "probabilistic"]
+    assert (full.status, local.status, smoothed.status) == ("proved", "proved", "probabilistic")
+    for part, method in ((local, "local"), (smoothed, "smoothing")):
+        rows = whole.by(method).examples
+        assert part.images == len(rows) == 20
+        eps = [entry.radius for entry in made.report.radii]
+        assert list(part.certified) == [sum(row.radius > e for row in rows) / 20 for e in eps]
+        assert part.certificate is None
+        assert "no certificate file" in part.unchecked.lower()
+        assert len(part.most_robust) == min(8, sum(row.prediction == row.label for row in rows))
+        assert not part.images_missing
+        # Only the first of a run has what is about the network itself.
+        assert (part.layers, part.training, part.attacks) == ((), (), ())
+    assert any("different guarantees" in notice for notice in made.report.notices)
+    assert not smoothed.accuracies[0].proved
+    assert "at most 0.001" in smoothed.claim
+    assert "probability at least 0.999" in smoothed.verdict[0]
+    again = [words for words in full.commands if words.startswith("lipcert certify")]
+    assert [" --method" in words for words in again] == [False, True, True]
+    assert "--eps 0.1411764705882353" in again[1]
+    assert "--sigma 0.1 --n0 10 --n 20" in again[2]
+    folder = run / "report_files"
+    texts = [
+        made.page,
+        *(folder / name for name in ("report.md", "report.tex", "report.json", "certified.svg", "radii.svg")),
+    ]
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        assert "(smoothing, probabilistic)" in text or path.suffix == ".svg", path
+        assert text.count("(smoothing") == text.count("(smoothing, probabilistic)"), path
+    for path in (made.page, folder / "report.md"):
+        text = path.read_text(encoding="utf-8")
+        assert "What a certificate says for full (smoothing, probabilistic)" in text
+        assert "may be wrong, with a probability of at most 0.001" in text
+    assert any("Do not rank one kind against the other" in notice for notice in made.report.notices)
+    assert smoothed.accuracies[0].what == "certified with high probability"
+    for name in ("report.md", "report.tex"):
+        assert "accuracy is that of a smoothed classifier" in (folder / name).read_text(encoding="utf-8")
+    assert {path.name for path in (folder / "robustbench").iterdir()} == {"full.json", "full_local.json"}
+
+
+def test_a_run_that_is_only_smoothed_is_called_probabilistic(run):
+    for path in (*run.glob("certif*"), *run.glob("attack*")):
+        path.unlink()
+    Run(run).certify("smoothing", sigma=0.1, n=20, n0=10, examples=5)
+    (only,) = describe([Run(run)]).runs
+    assert (only.name, only.main, only.status) == ("full (smoothing, probabilistic)", True, "probabilistic")
+    assert only.layers
+
+
 # --- The estimates of the layers ---
 
 
@@ -598,28 +659,6 @@ def test_the_matrix_counts_certified_answers(written, page):
     assert sum(wrong) == sum(each.images - each.correct for run in written.report.runs for each in run.classes)
     told = [attributes["data-tip"] for attributes, _ in page.all("td", **{"class": "error"})]
     assert all(re.fullmatch(r"\d+ of \d+ images of class \d are classified as \d", tip) for tip in told)
-
-
-def test_a_probabilistic_run_is_named_so_everywhere(trained, tmp_path, monkeypatch):
-    """Such a run may stand beside proved ones only under its own name, with a notice and its own claim."""
-    for module in ("report", "verdict"):
-        kind = lambda run: "probabilistic" if run.folder == trained[1] else "deterministic"  # noqa: E731
-        monkeypatch.setattr(f"lipcert.reports.{module}.kind_of", kind)
-    made = report(trained, tmp_path / "report.html")
-    half = made.report.runs[1]
-    assert (half.name, half.status) == ("half (probabilistic)", "probabilistic")
-    assert half.accuracies[0].what == "certified with high probability"
-    assert any("Do not rank one kind against the other" in notice for notice in made.report.notices)
-    files = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in (made.page, *made.files)
-        if path.suffix != ".png" and path.suffix != ".pdf"
-    }
-    for name in ("report.html", "report.md", "report.tex", "report.json", "certified.svg"):
-        assert "half (probabilistic)" in files[name], name
-    for name in ("report.html", "report.md"):
-        assert "What a certificate says for half (probabilistic)" in files[name]
-        assert "may be wrong with a small probability" in files[name]
 
 
 def test_a_large_constant_keeps_its_exponent(run):

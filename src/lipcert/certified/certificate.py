@@ -24,7 +24,7 @@ from lipcert.errors import NotCertified
 from lipcert.files import atomic_file, write_text
 
 FORMAT = "lipcert-certificate-2"
-WEIGHTS, INPUTS = "certificate.safetensors", "certificate.inputs.safetensors"
+NAME = "certificate"  # of NAME.json and the files beside it
 PROBES = 4
 CHECKED = ("lipschitz", "lipsdp", "eclipse-fast")  # methods whose radii the checker can verify
 
@@ -64,10 +64,12 @@ def write_certificate(
     *,
     about: str = "",
     stored: str | None = None,
+    name: str = NAME,
 ) -> Path:
     """Write the certificate of a frozen ``network`` into ``folder``; ``images`` are uint8, or float32 as they are.
 
     ``stored`` names a file in the folder that holds exactly these tensors already; by default they are written.
+    ``name`` is what its files are called.
 
     Raises:
         NotCertified: for an operation that the format does not have, or constants that are a user's word.
@@ -94,12 +96,12 @@ def write_certificate(
         "arithmetic": "float64",
         "assumes": list(proved.assumes),
         "input_shape": list(proved.input_shape),
-        "weights": stored or WEIGHTS,
+        "weights": stored or f"{name}.safetensors",
         "tensors": {name: sha256_of(tensor) for name, tensor in records.tensors.items()},
         "nodes": records.nodes,
         "lipschitz": proved.backbone.hex(),
         "inputs": {
-            "file": INPUTS,
+            "file": f"{name}.inputs.safetensors",
             "tensor": "images",
             "sha256": sha256_of(images),
             "divide_by": 255 if images.dtype == torch.uint8 else None,
@@ -111,22 +113,26 @@ def write_certificate(
             for index in range(len(images))
             if float(result.radii[index]) > 0
         ],
-        **_joint(proved),
+        **joint_multipliers(proved),
         "probe": {"indices": probes, "logits": [[float(v).hex() for v in row] for row in answered]},
     }
     folder.mkdir(parents=True, exist_ok=True)
     if stored is None:
-        with atomic_file(folder / WEIGHTS) as path:
+        with atomic_file(folder / f"{name}.safetensors") as path:
             save_file(records.tensors, path)
-    with atomic_file(folder / INPUTS) as path:
+    with atomic_file(folder / f"{name}.inputs.safetensors") as path:
         save_file({"images": images}, path)
-    target = folder / "certificate.json"
+    target = folder / f"{name}.json"
     write_text(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return target
 
 
-def _joint(proved: Proved) -> dict[str, list[list[list[str]]]]:
-    """The multipliers of joint proofs, if there are any."""
+def joint_multipliers(proved: Proved) -> dict[str, list[list[list[str]]]]:
+    """The multipliers of joint proofs, if there are any.
+
+    Raises:
+        NotCertified: if a certificate cannot have them.
+    """
     if any(chain.pairs is None for chain in proved.chains):
         raise NotCertified(
             "a certificate can have joint constants of the last layers only, and here other layers are proved "

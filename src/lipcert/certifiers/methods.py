@@ -7,6 +7,8 @@ of the parts.
 from __future__ import annotations
 
 import importlib
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +27,15 @@ METHODS: dict[str, tuple[str, str]] = {
     "eclipse-fast": ("lipcert.certifiers.lipsdp", "certify_fast"),
     "smoothing": ("lipcert.certifiers.smoothing", "certify"),
     "sdp-crown": ("lipcert.certifiers.sdp_crown", "certify"),
+}
+# What a user may choose for each method. Its function has the defaults.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "lipschitz": (),
+    "local": ("eps", "gram"),
+    "lipsdp": ("steps",),
+    "eclipse-fast": (),
+    "smoothing": ("sigma", "n0", "n", "alpha", "seed", "levels", "early_stop"),
+    "sdp-crown": ("radii", "steps", "tries"),
 }
 AUDITS = ("lipschitz", "lipsdp", "eclipse-fast")
 
@@ -55,10 +66,36 @@ def certify(
     Raises:
         NotCertified: if the method has no proof for this network; the message names the layer.
     """
+    result: CertificationResult = _function(method)(model, images, labels, **options)
+    return result
+
+
+def _function(method: str) -> Callable[..., CertificationResult]:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
     module, name = METHODS[method]
-    return getattr(importlib.import_module(module), name)(model, images, labels, **options)
+    function: Callable[..., CertificationResult] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def settings_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a method of ``certify``: those that are given, and the defaults of its function.
+
+    Raises:
+        ValueError: for a setting that the method does not have, or lacks.
+    """
+    parameters = inspect.signature(_function(method)).parameters
+    for name in given:
+        if name not in SETTINGS[method]:
+            owners = [f"method={owner!r}" for owner, names in SETTINGS.items() if name in names]
+            whose = f"{name} is a setting of {' and '.join(owners)}" if owners else f"{name} is no setting"
+            takes = ", ".join(SETTINGS[method]) or "none"
+            raise ValueError(f"{whose}; the settings of {method!r} are {takes}. Leave it out.")
+    settings = {name: given.get(name, parameters[name].default) for name in SETTINGS[method]}
+    for name, value in settings.items():
+        if value is inspect.Parameter.empty:
+            raise ValueError(f"the method {method!r} needs {name}. Pass {name}=0.25, for example.")
+    return settings
 
 
 def audit(

@@ -115,7 +115,8 @@ def _sorted_radii(radii: float | Sequence[float] | None) -> list[float] | None:
     values = sorted([float(radii)] if isinstance(radii, (int, float)) else map(float, radii))
     if not values or not all(0 < value < math.inf for value in values):
         raise ValueError(f"radii must be positive and finite, got {radii!r:.60}. Pass numbers such as 36/255.")
-    return values
+    # One unit beyond, so that an image that is proved at a radius counts as certified there.
+    return [math.nextafter(value, math.inf) for value in values]
 
 
 def require_covered(proved: Proved) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +15,10 @@ class Audit:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder, its model.safetensors, or what lipcert export wrote to torch or safetensors."""
+    method: Literal["lipschitz", "lipsdp", "eclipse-fast"] = "lipschitz"
+    """By the product of the layers' constants, or with dense layers that follow each other proved together."""
+    steps: int | None = None
+    """Steps of the optimizer (lipsdp). None means 200."""
     json: bool = False
     """Print audit.json instead of the table."""
 
@@ -24,8 +28,10 @@ class Audit:
                 f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
                 "or a file of lipcert export --to torch."
             )
-        from lipcert.certified.audit import audit
+        if self.steps is not None and self.method != "lipsdp":
+            raise ValueError("--steps is a setting of lipsdp. Add --method lipsdp, or leave it out.")
         from lipcert.certified.freeze import freeze
+        from lipcert.certifiers.methods import audit
         from lipcert.cli.common import emit
         from lipcert.exporters.files import exported_shape, load_frozen
         from lipcert.runs import Run
@@ -33,12 +39,14 @@ class Audit:
 
         path = self.run_folder
         record: Any = None
+        chosen: dict[str, Any] = {"method": self.method} | ({} if self.steps is None else {"steps": self.steps})
         if path.is_dir():
             run = Run(path)
-            report, record = run.audit(), run.audited
+            report = run.audit(**chosen)
+            record = run.by(self.method).audited
         elif (shape := exported_shape(path)) is not None:
-            report = audit(load_frozen(path), shape)
+            report = audit(load_frozen(path), shape, **chosen)
         else:
-            report = audit(freeze(load_model(path)), load_spec(path).image_shape)
+            report = audit(freeze(load_model(path)), load_spec(path).image_shape, **chosen)
         emit(record or report.to_json(), self.json, str(report))
         return 0 if report.ok else 1

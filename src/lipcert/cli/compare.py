@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from pydantic import ConfigDict, Field
 
-from lipcert.experiments.comparison import Comparison
+from lipcert.experiments.comparison import Comparison, recipe
 
 if TYPE_CHECKING:
     from lipcert.experiments.compare import Row
@@ -50,7 +51,7 @@ class Compare(Comparison):
 
         plan = Comparison(**self.model_dump(include=set(Comparison.model_fields)))
         for method in plan.methods:
-            model_spec(f"{method}_{plan.size}")  # an unknown name is said before anything starts
+            model_spec(f"{recipe(method).model}_{plan.size}")  # an unknown name is said before anything starts
         attacks = [attack_stage(self.attack, self.attack_examples)] if self.attack != "none" else []
         with open_workers(self.jobs, self.cluster, self.out) as workers, progress("training steps") as show:
             stages = (CERTIFY, AUDIT, *attacks)
@@ -58,13 +59,33 @@ class Compare(Comparison):
                 plan, self.out, workers, stages=stages, say=say("compare"), show=show, restart=self.restart
             )
         shown = [make_table(*table) for table in tables(rows)]
-        emit([asdict(row) for row in rows], self.as_json, *shown, f"Runs, rates and costs: {self.out}")
+        emit(
+            [asdict(row) for row in rows], self.as_json, *shown, *notes(rows), f"Runs, rates and costs: {self.out}"
+        )
         return 0
 
 
 def say(title: str) -> Callable[[str], None]:
     """Prints what is about to happen, on a terminal and into a log alike."""
     return lambda words: print(f"{title}: {words}", file=sys.stderr, flush=True)
+
+
+def notes(rows: list[Row]) -> list[str]:
+    """What must be known before rows are compared."""
+    chance = sorted({(row.method, row.images, row.probability) for row in rows if row.probability is not None})
+    return [
+        fill(
+            f"{method} is probabilistic: its accuracies are those of a smoothed classifier on {images} images, and "
+            f"each of its radii holds with probability at least {probability}. The others are proved.",
+            80,
+        )
+        for method, images, probability in chance
+    ]
+
+
+def name(row: Row) -> str:
+    """The method, with what must not be overlooked."""
+    return row.method if row.probability is None else f"{row.method} (probabilistic)"
 
 
 def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -82,7 +103,7 @@ def tables(rows: list[Row]) -> list[tuple[str, list[str], list[list[str]]]]:
                 ["method", "natural", *(name for name in RADII if name != "0.5")],
                 [
                     [
-                        row.method,
+                        name(row),
                         row.natural.percent(),
                         *(row.certified[name].percent() for name in RADII if name != "0.5"),
                     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lipcert.data.registry import load_data
-from lipcert.experiments.comparison import Comparison, Key, finals, slug, sweep
+from lipcert.experiments.comparison import Comparison, Key, finals, recipe, slug, sweep
 from lipcert.experiments.cost import inference_seconds
 from lipcert.experiments.plan import CERTIFY, Job, Show, Spread, Stage, diverged, expected, measure, run, spread
 from lipcert.files import write_json
@@ -43,6 +43,9 @@ class Row:
     inference_seconds: float
     peak_bytes: int
     attacked_natural: Spread | None = None  # of the attacked images, which may be easier than all
+    certified_by: str = "lipschitz"  # a method of lipcert certify
+    images: int | None = None  # that were certified
+    probability: float | None = None  # with which each radius holds; None: it holds, without chance
 
 
 def compare(
@@ -93,8 +96,10 @@ def _chosen(plan: Comparison, out: Path, trials: list[Job]) -> dict[str, Any]:
     """rates.json: for each method the rate with the best held-out certified accuracy, the smaller one of a tie."""
     scores: dict[Key, dict[float, float]] = {}
     for job in trials:
-        method = job.config.model.removesuffix(f"_{plan.size}")
-        score = -1.0 if diverged(out, job) else RunFolder(out / job.name).metrics[-1][CHOSEN_BY]
+        method = job.key[1].removesuffix(f"_{plan.size}")
+        # The constant of a network that will be smoothed says nothing.
+        measure = "natural" if recipe(method).certified_by == "smoothing" else CHOSEN_BY
+        score = -1.0 if diverged(out, job) else RunFolder(out / job.name).metrics[-1][measure]
         scores.setdefault((job.config.data, method), {})[job.config.learning_rate] = score
     rows = [
         {"data": data, "method": method, "chosen": max(sorted(tried), key=tried.__getitem__), CHOSEN_BY: tried}
@@ -121,7 +126,9 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
         done = {method: folders for method, folders in done.items() if folders}
         inference = _inference(plan, data, {method: folders[0] for method, folders in done.items()}, out)
         for method, folders in done.items():
-            results = [Run(folder).check() for folder in folders]
+            by = recipe(method).certified_by
+            results = [Run(folder).check().by(by) for folder in folders]
+            about, smoothed = results[0].about, results[0].smoothed_about
             config = results[0].settings
             attacks = [{row.eps: row for row in run.attacked.rows} if run.attacked else {} for run in results]
             names = [eps for eps in attacks[0] if all(eps in attack for attack in attacks)]
@@ -144,6 +151,9 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
                     step_seconds=costs[data, f"{method}_{plan.size}"],
                     inference_seconds=inference[method],
                     peak_bytes=max(run.record.peak_bytes for run in results),
+                    certified_by=by,
+                    images=None if about is None else about.examples,
+                    probability=None if smoothed is None else smoothed.confidence,
                 )
             )
     return rows

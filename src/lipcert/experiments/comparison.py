@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lipcert.experiments.plan import Job, Stage
-from lipcert.training.config import Augmentation, TrainConfig, own_loss
+from lipcert.experiments.plan import CERTIFY, CERTIFY_LOCALLY, Job, Stage, smoothing_stage
+from lipcert.training.config import Augmentation, Loss, TrainConfig, own_loss
 
 Key = tuple[str, str]  # data, method
 METHODS = (
@@ -28,6 +29,47 @@ METHODS = (
     "orthogonal",
 )
 
+NOISE = 0.25  # of smoothing
+SMOOTHED = smoothing_stage(NOISE, samples=1000, examples=200)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a name of ``--methods`` stands for: a model, how it is trained, and how it is certified."""
+
+    model: str
+    loss: Loss | None = None
+    """None means that of the model, or the cross entropy with an offset."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the training."""
+    certified_by: str = "lipschitz"
+
+    def stages(self, common: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        """What follows the training. Attacks are on the network, not on a smoothed classifier."""
+        if self.certified_by == "smoothing":
+            return (SMOOTHED, *(stage for stage in common if stage.command == "audit"))
+        return (*common, CERTIFY_LOCALLY) if self.certified_by == "local" and CERTIFY in common else common
+
+
+RECIPES = {
+    "local": Recipe("local", certified_by="local"),
+    "smoothing": Recipe(
+        "gloro", "offset", {"offset": 0.0, "temperature": 1.0, "noise": NOISE}, certified_by="smoothing"
+    ),
+}
+
+
+def recipe(method: str) -> Recipe:
+    """The recipe of a method: one of RECIPES, a model, or MODEL+LOSS."""
+    if method in RECIPES:
+        return RECIPES[method]
+    model, _, loss = method.partition("+")
+    if loss and loss not in get_args(Loss):
+        raise ValueError(
+            f"{method!r} must be a model and a loss, such as liresnet+emma-annealing; {loss!r} is no loss."
+        )
+    return Recipe(model, cast(Loss, loss) if loss else None)
+
 
 class Comparison(BaseModel):
     """What decides the training of a comparison."""
@@ -35,7 +77,7 @@ class Comparison(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     methods: tuple[str, ...] = METHODS
-    """The first part of a model's name; `lipcert models` lists them."""
+    """The first part of a model's name, which `lipcert models` lists; MODEL+LOSS for another loss; or smoothing."""
     size: str = "tiny"
     """The last part of a model's name: one architecture family for all methods."""
     data: tuple[str, ...] = ("digits",)
@@ -86,9 +128,11 @@ class Comparison(BaseModel):
         self, data: str, method: str, learning_rate: float, steps: int, *, seed: int = 0, validation: int = 0
     ) -> TrainConfig:
         """One run, single-threaded, evaluated at its end; methods whose norms are tracked have their own losses."""
-        model = f"{method}_{self.size}"
-        own = own_loss(model)
-        recipe: dict[str, Any] = {"offset": self.offset} if own is None else {"loss": own}
+        made = recipe(method)
+        model = f"{made.model}_{self.size}"
+        loss = made.loss or own_loss(model) or "offset"
+        settings: dict[str, Any] = {"loss": loss} | ({"offset": self.offset} if loss == "offset" else {})
+        settings |= made.settings
         return TrainConfig(
             model=model,
             data=data,
@@ -102,7 +146,7 @@ class Comparison(BaseModel):
             validation=validation,
             seed=seed,
             threads=1,
-            **recipe,
+            **settings,
         )
 
 
@@ -116,6 +160,7 @@ def sweep(plan: Comparison, steps: Mapping[Key, int], held: Mapping[str, int]) -
             plan.config(
                 data, method, rate, max(1, round(steps[data, method] * plan.sweep_share)), validation=held[data]
             ),
+            kind=f"{method}_{plan.size}",
         )
         for data in plan.data
         for rate in plan.learning_rates
@@ -131,7 +176,8 @@ def finals(
         Job(
             f"runs/{slug(data)}-{method}-{seed}",
             plan.config(data, method, rates[data, method], steps[data, method], seed=seed),
-            stages,
+            recipe(method).stages(stages),
+            kind=f"{method}_{plan.size}",
         )
         for data in plan.data
         for seed in range(plan.seeds)

@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from lipcert.certified.certify import certify
 from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.radius import certified_radii
+from lipcert.certifiers.methods import certify
 from lipcert.data.dataset import ImageData
 from lipcert.layers.contract import lipschitz_bound
-from lipcert.layers.head import FirstLogits, NormalizedHead
+from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
 from lipcert.models.build import build
 from lipcert.models.presets import model_spec
 from lipcert.models.spec import ModelSpec
@@ -115,12 +115,12 @@ class Times:
     device: str
 
 
-def time_test_set(model: str, test: ImageData, *, examples: int | None = None) -> Times:
+def time_test_set(model: str, test: ImageData, *, examples: int | None = None, method: str = "lipschitz") -> Times:
     """How long a named architecture takes for ``test``, with the weights it starts with.
 
     ``forward`` is what the paper times: logits in float32 and margins over constants. ``certificate`` is
     ``certify``: proofs of every layer, float64, and a bound of all rounding, on the CPU. It is slower, so
-    ``examples`` limits what is certified.
+    ``examples`` limits what is certified. The balls of the method "local" have the radius 36/255.
     """
     spec = model_spec(model, image_shape=test.image_shape, num_classes=len(test.classes))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -131,7 +131,8 @@ def time_test_set(model: str, test: ImageData, *, examples: int | None = None) -
         began = time.process_time()
         links = prove(freeze(network), test.image_shape)
         proved = time.process_time()
-        certify(links, test.images[:count].double() / 255, test.labels[:count])
+        balls = {"eps": (36 / 255,)} if method == "local" else {}
+        certify(links, test.images[:count].double() / 255, test.labels[:count], method=method, **balls)
         ended = time.process_time()
     certificate = (proved - began) + (ended - proved) * len(test) / count
     return Times(len(test), forward, certificate, count, device.type)
@@ -140,7 +141,7 @@ def time_test_set(model: str, test: ImageData, *, examples: int | None = None) -
 @torch.no_grad()
 def _forward(network: torch.nn.Sequential, test: ImageData, device: torch.device) -> float:
     backbone, head = network
-    assert isinstance(head, (NormalizedHead, FirstLogits))  # what models.build makes
+    assert isinstance(head, (NormalizedHead, FirstLogits, LinearHead))  # what models.build makes
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
     pairwise = head.pairwise_bound() * lipschitz_bound(backbone)

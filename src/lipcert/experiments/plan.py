@@ -64,15 +64,26 @@ class Stage:
     images: int | None = None
     processes: int = 1
     method: str = ""
-    """Of an attack."""
+    """Of an attack, or of a certification."""
 
     def finished(self, run: RunFolder) -> bool:
-        files = {"certify": run.certified_file, "audit": run.audit_file, "attack": run.attack_file(self.method)}
+        certified = run.by(self.method if self.command == "certify" and self.method else "lipschitz")
+        files = {
+            "certify": certified.certified_file,
+            "audit": run.audit_file,
+            "attack": run.attack_file(self.method),
+        }
         return files[self.command].is_file()
 
 
 CERTIFY = Stage("certify", passes=1.3)  # the bounds of rounding are the 0.3
+CERTIFY_LOCALLY = Stage("certify", ("--method", "local"), passes=40.0, method="local")  # five balls
 AUDIT = Stage("audit")
+
+
+def smoothing_stage(sigma: float, samples: int, examples: int) -> Stage:
+    words = ("--method", "smoothing", "--sigma", f"{sigma:g}", "--n", str(samples), "--examples", str(examples))
+    return Stage("certify", words, samples + 100.0, examples, method="smoothing")
 
 
 def attack_stage(method: str, examples: int, *flags: str, processes: int = 1) -> Stage:
@@ -87,10 +98,12 @@ class Job:
     name: str
     config: TrainConfig
     stages: tuple[Stage, ...] = ()
+    kind: str = ""
+    """What has the same cost; by default its model."""
 
     @property
     def key(self) -> Key:
-        return self.config.data, self.config.model
+        return self.config.data, self.kind or self.config.model
 
     def steps(self, sizes: Sizes) -> int:
         config = self.config

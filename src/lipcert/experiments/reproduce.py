@@ -17,7 +17,7 @@ from lipcert.data.registry import load_data
 from lipcert.errors import DataNotFound
 from lipcert.experiments.cost import Times, time_test_set
 from lipcert.experiments.paper import PAPER, PaperRow
-from lipcert.experiments.plan import Cost, Job, Key, Show, diverged, expected, measure, run, spread
+from lipcert.experiments.plan import CERTIFY_LOCALLY, Cost, Job, Key, Show, diverged, expected, measure, run, spread
 from lipcert.experiments.scales import Planned, Settings, planned, scale_of, scaled
 from lipcert.jobs import Store, Workers, open_store
 from lipcert.models.build import parameters
@@ -39,6 +39,7 @@ class Table:
     rows: list[dict[str, Any]]
     scaled: list[str]
     notes: list[str]
+    ratio: dict[str, float] | None = None  # of two of its rows
 
 
 def reproduce(
@@ -76,6 +77,7 @@ def reproduce(
             "rows": table.rows,
             "scaled": scaled(settings) + table.scaled,
             "notes": PAPER.notes_of(settings.table) + table.notes,
+            **({} if table.ratio is None else {"ratio": table.ratio}),
         }
         store.save("table.json", record)
     return record
@@ -128,7 +130,13 @@ def _accuracies(
     if any(row["ours"] for row in made):
         form = "" if paper.varies == "training" else " with exponential scaling (Appendix D),"
         notes.append(f"Ours: SLL{form} certified in floating point by lipcert certify.")
-    if any(own_loss(job.config.model) for row in rows for job in row.jobs):
+    losses = {own_loss(job.config.model) for row in rows for job in row.jobs}
+    if "local" in losses:
+        notes.append(
+            "Our Local-Lip-B: its loss for 36/255, learning rate 0.001, lipcert certify --method local in balls of "
+            "the radii of the table."
+        )
+    if "gloro" in losses:
         notes.append("Our GloRo: its loss for 36/255, learning rate 0.001, verified norms in the certificate.")
     notes += [paper.ours[settings.scale]] if settings.scale in paper.ours else []
     if paper.kind == "attacked":
@@ -148,7 +156,7 @@ def paper_seconds(jobs: Sequence[Job]) -> float:
     """Training time of the jobs on the paper's machine, by Table 1; an epoch of TinyImageNet counts as eight."""
     seconds = {row.model: row.numbers[-1] or 0.0 for row in _first_table()}
     return sum(
-        seconds[PAPER.printed(job.config.model)]
+        seconds[PAPER.printed(job.config.model).partition(" (")[0]]  # Local-Lip-B (+MaxMin)
         * job.config.epochs
         * (8 if job.config.data == "tiny_imagenet" else 1)
         for job in jobs
@@ -186,6 +194,7 @@ def _accuracy_row(
 def _values(settings: Settings, out: Path, job: Job, costs: Mapping[Key, Cost]) -> dict[str, float]:
     """The numbers of one run, in the units of the paper's columns."""
     run = Run(out / job.name).check()
+    run = run.by("local") if CERTIFY_LOCALLY in job.stages else run
     if PAPER.tables[settings.table].kind == "attacked":
         attack = run.attack_with(job.stages[-1].method)
         return {row.eps: 100 * row.attacked for row in attack.rows} if attack else {}
@@ -265,14 +274,45 @@ def _inference(settings: Settings, store: Store) -> Table:
             made.scaled.append("one CPU thread instead of 4 GPUs")
         if times.certified < times.images:
             made.scaled.append(f"the certificate is timed on {times.certified} images, in proportion")
+    _time_rival(made, test, times, settings, store)
     return made
 
 
-def _times(model: str, test: ImageData, settings: Settings, store: Store, name: str) -> Times:
+def _time_rival(made: Table, test: ImageData, sll: Times, settings: Settings, store: Store) -> None:
+    """The row of Local-Lip-B, and how much longer its certificate takes than that of SLL, on the same machine."""
+    name, paper = "Local-Lip-B", PAPER.tables[settings.table]
+    scale = scale_of(settings.table, settings.scale)
+    size = "8c2f" if settings.scale == "full" else scale.sizes[-1]
+    file = f"inference-{test.name}-local-{size}.json"
+    times = _times(f"local_{size}", test, settings, store, file, method="local")
+    ours = {paper.columns[0]: {"mean": times.certificate, "deviation": None}}
+    if settings.scale == "full" and test.name == paper.rows[0].data:
+        next(row for row in made.rows if row["model"] == name).update(ours=ours, seeds=1)
+    else:
+        where = "" if test.name == paper.rows[0].data else f", {PAPER.data.get(test.name, test.name)}"
+        made.rows.append(
+            record_row(paper.rows[0].data, "", f"{name} {size}{where}", None, paper.columns, ours=ours, seeds=1)
+        )
+    if times.certified < times.images and times.certified != sll.certified:
+        made.scaled.append(f"{name} is timed on {times.certified} images, in proportion")
+    printed = {row.model: row.numbers[0] or 0.0 for row in paper.rows}
+    made.ratio = {
+        "paper": printed[name] / printed[PAPER.sizes["xlarge"]],
+        "ours": times.certificate / sll.certificate,
+    }
+    made.notes.append(
+        f"{name} takes {made.ratio['ours']:.2g} times as long as the certificate of SLL on this machine, and "
+        f"{made.ratio['paper']:.0f} times as long as SLL in the paper."
+    )
+
+
+def _times(
+    model: str, test: ImageData, settings: Settings, store: Store, name: str, *, method: str = "lipschitz"
+) -> Times:
     """Measured once: a repeated command gives the same rows."""
     stored = store.load(name)
     if stored is None:
-        limit = CERTIFIED_AT_FULL if settings.scale == "full" else None
-        stored = asdict(time_test_set(model, test, examples=limit))
+        limit = CERTIFIED_AT_FULL if settings.scale == "full" or method == "local" else None
+        stored = asdict(time_test_set(model, test, examples=limit, method=method))
         store.save(name, stored)
     return Times(**stored)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lipcert.experiments.paper import PAPER, PaperRow
-from lipcert.experiments.plan import CERTIFY, Job, attack_stage
+from lipcert.experiments.plan import CERTIFY, CERTIFY_LOCALLY, Job, attack_stage
 from lipcert.models.presets import model_spec
 from lipcert.training.config import Augmentation, TrainConfig, own_loss
 
@@ -138,7 +138,7 @@ def planned(settings: Settings, processes: int = 1) -> list[Planned]:
                 Job(
                     f"runs/{slug}-{seed}",
                     scale.config(data, model, offset, seed, settings.data_root),
-                    tuple(stages),
+                    (*stages, CERTIFY_LOCALLY) if own_loss(model) == "local" else tuple(stages),
                 )
                 for seed in range(settings.seeds)
             ]
@@ -152,14 +152,16 @@ def planned(settings: Settings, processes: int = 1) -> list[Planned]:
 
 
 def _models(scale: Scale, data: str, printed: list[str], method: str) -> Iterator[tuple[str, str]]:
-    """Title and name of each model to train: rivals that the paper prints for this data, then SLL in all sizes."""
+    """Title and name of each model to train: rivals that the paper prints for this data, in the largest size, then
+    SLL in all sizes.
+    """
     source = scale.data[data]
     for name, rival in PAPER.rivals.items():
         if name in printed and scale.sizes == Scale.sizes:
             yield name, rival.models[data]
         elif name in printed:
-            for size in scale.sizes:
-                yield f"{name} {size}" if source == data else f"{name} {size}, {source}", f"{rival.method}_{size}"
+            size = scale.sizes[-1]
+            yield f"{name} {size}" if source == data else f"{name} {size}, {source}", f"{rival.method}_{size}"
     for size in scale.sizes:
         title = PAPER.sizes.get(size, f"SLL {size}") if source == data else f"{size}, {source}"
         yield title, f"{method}_{size}"

@@ -104,9 +104,11 @@ def dense(spec: ModelSpec, inputs: int, outputs: int) -> Iterator[nn.Module]:
 
 
 def between(spec: ModelSpec, channels: int) -> nn.Module:
-    """What follows an affine layer: MaxMin keeps the norm of each pair; |x| where one would be left over."""
+    """What follows an affine layer; MaxMin keeps the norm of each pair, and |x| where one would be left over."""
     if spec.method == "soc_plus":
         return Householder(channels)
     if spec.method == "local":
         return ClippedReLU()
+    if spec.between == "relu":
+        return nn.ReLU()
     return Abs() if channels % 2 else MaxMin()

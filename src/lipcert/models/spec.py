@@ -72,6 +72,8 @@ class ModelSpec(ReadableErrors, BaseModel):
     """Neurons of each dense layer."""
     activation: str = "relu"
     """Activation of the residual layers, with slopes in [0, 1]."""
+    between: Literal["maxmin", "relu"] = "maxmin"
+    """What follows an affine layer: MaxMin, or ReLU, for which lipsdp and sdp-crown have proofs."""
     init: Literal["xavier", "orthogonal"] = "xavier"
     """Xavier (the paper), or orthonormal columns, which start with T = 1 and preserve the signal."""
     num_classes: int = Field(default=10, ge=2)

@@ -9,6 +9,8 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
+from lipcert.certifiers.methods import SETTINGS
+from lipcert.records import CHECKED
 from lipcert.runs import Run
 from lipcert.training.config import TrainConfig
 
@@ -25,14 +27,37 @@ def commands(run: Run, test_images: int | None) -> Iterator[str]:
         yield train_command(run.config, where)
     elif run.imported is not None:
         yield f"lipcert import {shlex.quote(run.imported.file)} --out {where}"
-    if run.audited is not None:
-        yield f"lipcert audit {where}"
-    if run.examples is not None:
-        some = test_images is not None and len(run.examples) < test_images
-        yield f"lipcert certify {where}" + (f" --examples {len(run.examples)}" if some else "")
+    for view in map(run.by, CHECKED):
+        if view.audit_file.is_file():
+            yield f"lipcert audit {where}" + ("" if view.method == "lipschitz" else f" --method {view.method}")
+    for view in map(run.by, run.methods):
+        some = test_images is not None and len(view.examples or ()) < test_images
+        examples = f" --examples {len(view.examples or ())}" if some else ""
+        yield f"lipcert certify {where}{''.join(f' {word}' for word in _method_flags(view))}{examples}"
     yield from (attack.command for attack in run.attacks)
-    if run.certificate is not None:
-        yield f"lipcert check {where}/certificate.json"
+    yield from (check_command(view) for view in map(run.by, CHECKED) if view.certificate is not None)
+
+
+def check_command(run: Run) -> str:
+    """What verifies the certificate of these radii."""
+    return f"lipcert check {shlex.quote(run.where)}/{run.certificate_file.name}"
+
+
+def _method_flags(run: Run) -> Iterator[str]:
+    """The method of certification and its settings."""
+    if run.method == "lipschitz":
+        return
+    yield from ("--method", run.method)
+    about, smoothed = run.certified_about, run.smoothed_about
+    settings = about.settings if about is not None else {}
+    if smoothed is not None:
+        settings = {name: getattr(smoothed, name) for name in (*SETTINGS["smoothing"], "batch_size")}
+    for name, value in settings.items():
+        if value is None or value is False or (name == "tries" and settings.get("radii")):
+            continue
+        yield f"--{name.replace('_', '-')}"
+        if value is not True:
+            yield from map(repr, value if isinstance(value, list) else (value,))
 
 
 def train_command(config: dict[str, Any], out: str) -> str:

@@ -95,6 +95,7 @@ def _certified(report: Report) -> Figure:
         "Each line shows the share of test images that are certified: classified correctly, and with the same "
         f"answer everywhere within the radius. Unchanged, the accuracy is {starts}."
     )
+    caption += _warning(report)
     if points:
         caption += (
             " A filled marker shows the accuracy under attack, of the images that were attacked. The open marker "
@@ -102,6 +103,13 @@ def _certified(report: Report) -> Figure:
             "between the two."
         )
     return Figure("certified", "Certified accuracy by radius", caption, draw, _curve_table(report))
+
+
+def _warning(report: Report) -> str:
+    """What to say where some radii hold with a probability alone."""
+    if all(run.kind == "deterministic" for run in report.runs):
+        return ""
+    return " What is marked as probabilistic is about a smoothed classifier, and holds with high probability only."
 
 
 def _corners(curve: Sequence[float]) -> list[tuple[int, float]]:
@@ -150,7 +158,7 @@ def _radii(report: Report) -> Figure:
     ]
     caption = (
         "Correct answers by certified radius, in percent of all test images. The vertical line is the median of "
-        "the correct answers." + "".join(beyond)
+        "the correct answers." + "".join(beyond) + _warning(report)
     )
     return Figure("radii", "Distribution of the radii", caption, draw, _histogram_table(report))
 
@@ -173,7 +181,8 @@ def _bars(position: int, run: RunReport, width: int) -> Any:
         text = median.mark_text(align="left", baseline="bottom", dx=5, dy=-3, fontSize=11, color=light("ink"))
         layers.append(median.mark_rule(color=light("ink"), strokeWidth=1.5).encode(x=x))
         layers.append(text.encode(x=x, y=alt.value(0), text="text:N"))
-    wrong = f"{percent(bins.wrong)} of the answers are wrong"
+    missing = " or missing" if run.kind == "probabilistic" else ""
+    wrong = f"{percent(bins.wrong)} of the answers are wrong{missing}"
     title = alt.TitleParams(run.name, subtitle=wrong, limit=width)
     return alt.layer(*layers).properties(width=width, height=110, title=title)
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lipcert.certified.certificate import sha256_of
+from lipcert.records import CHECKED
 from lipcert.runs import Run
 
 COUNT = 8  # of each kind
@@ -36,6 +38,7 @@ class TestData:
     sha256: dict[str, str] | None = None
     count: int | None = None
     missing: str | None = None
+    images: Tensor | None = None  # those that were certified
 
 
 def load_test_data(run: Run) -> TestData:
@@ -50,7 +53,9 @@ def load_test_data(run: Run) -> TestData:
     if data.labels[: len(labels)].tolist() != labels:
         return TestData(missing="The test set on this machine has other labels than certified.jsonl.")
     hashes = {"images": data.sha256.images, "labels": data.sha256.labels}
-    return TestData(data.classes or (), hashes, len(data))
+    images = data.images[: len(labels)]
+    same = run.about is not None and sha256_of(images) == run.about.images
+    return TestData(data.classes or (), hashes, len(data), images=images if same else None)
 
 
 def show_images(run: Run, data: TestData) -> tuple[tuple[TestImage, ...], tuple[TestImage, ...], str | None]:
@@ -59,11 +64,16 @@ def show_images(run: Run, data: TestData) -> tuple[tuple[TestImage, ...], tuple[
     least, most = right[:COUNT], right[: -COUNT - 1 : -1]
     uris, missing = {}, None
     try:
-        with safe_open(run.inputs_file, framework="pt") as archive:
-            images = archive.get_slice("images")
-            uris = {row.index: png_uri(images[row.index : row.index + 1][0]) for row in (*most, *least)}
+        if run.method in CHECKED:
+            with safe_open(run.inputs_file, framework="pt") as archive:
+                images = archive.get_slice("images")
+                uris = {row.index: png_uri(images[row.index : row.index + 1][0]) for row in (*most, *least)}
+        elif (test := data.images) is not None:  # these methods keep no copy of the images
+            uris = {row.index: png_uri(test[row.index]) for row in (*most, *least)}
+        else:
+            missing = "The test set is not on this machine, or has other images than those that were certified."
     except (SafetensorError, OSError, IndexError):
-        missing = f"{run.inputs_file.name} is missing or damaged. Run lipcert certify {run.where} --restart."
+        missing = f"{run.inputs_file.name} is missing or damaged. Run {run.certify_command} --restart."
     names = dict(enumerate(data.classes))
     shown = {
         row.index: TestImage(

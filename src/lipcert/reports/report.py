@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,22 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from lipcert.certified.certificate import sha256_of
 from lipcert.certified.network import Network
 from lipcert.records import RADII, AttackRecord, AttackRow, AuditRecord
-from lipcert.reports.commands import commands, versions
+from lipcert.reports.commands import check_command, commands, versions
 from lipcert.reports.pictures import TestImage, load_test_data, show_images
 from lipcert.reports.spectra import Spectrum, spectra_estimates
 from lipcert.reports.verdict import (
     CERTIFIED,
-    CLAIMS,
     GUIDE,
     Kind,
     Status,
     attack_name,
+    attacks_on,
+    claim,
     kind_of,
     radius_meaning,
     status,
+    title,
+    unchecked,
     verdict,
 )
 from lipcert.runs import Run
@@ -40,6 +44,11 @@ BINS = (0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.2, 0.25)
 SUMMARY = (
     "Accuracy in percent, by L2 radius. The robust accuracy is at least what is certified. For the images that "
     "were attacked, it is at most what survived the attack."
+)
+
+SMOOTHED = (
+    "Where it says probabilistic, the accuracy is that of a smoothed classifier, and each radius holds with high "
+    "probability; nothing is proved of the network without noise."
 )
 
 
@@ -104,6 +113,8 @@ class RunReport(Part):
     """What a report says of one run."""
 
     name: str
+    method: str  # of the radii
+    main: bool  # the first of those that are about the same network
     kind: Kind
     claim: str  # what a radius of this run means
     folder: str  # as commands name it
@@ -117,6 +128,9 @@ class RunReport(Part):
     test_images: int | None  # in the whole test set, where it is at hand
     status: Status
     arithmetic: str | None  # of the certificate; None: there is none
+    certificate: str | None  # its file
+    check: str | None  # the command that verifies it
+    unchecked: str | None  # why there can be none
     verdict: tuple[str, ...]
     accuracies: tuple[Accuracies, ...]  # what is certified comes first
     median_radius: float | None
@@ -177,6 +191,10 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
     Raises:
         ValueError: where the files of a run contradict each other.
     """
+    where = {run.folder: radius_meaning(run.spec.image_shape) for run in runs}
+    for run in runs:
+        run.check()
+    runs = [view for run in runs for view in _views(run)]
     names = {row.radius: row.eps for run in runs for attack in run.attacks for row in attack.rows}
     names |= {radius: eps for eps, radius in RADII.items()}
     radii = tuple(Radius(eps=names[radius], radius=radius) for radius in sorted(names))
@@ -184,17 +202,27 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
     ends = [float(np.quantile(run.radii, 0.998)) for run in runs if len(run.radii)]
     steps = max(1, math.ceil(255 * min(FARTHEST, max([*ends, 108 / 255]))))
     parts = []
-    for done, run in enumerate(runs):
-        show(done)
-        run.check()
-        parts.append(_describe_run(run, [entry.radius for entry in radii], steps))
+    folders: list[Path] = []
+    for run in runs:
+        show(len(folders))
+        main = run.folder not in folders
+        folders += [run.folder] if main else []
+        parts.append(_describe_run(run, main, [entry.radius for entry in radii], steps))
+    smoothed = any(part.kind == "probabilistic" for part in parts)
     return Report(
         notices=tuple(_notices(parts)),
-        guide={"Radius": radius_meaning(runs[0].spec.image_shape), **GUIDE},
+        guide={"Radius": next(iter(where.values())), **GUIDE},
+        caption=f"{SUMMARY} {SMOOTHED}" if smoothed else SUMMARY,
         radii=radii,
         largest_radius=steps / 255,
         runs=tuple(parts),
     )
+
+
+def _views(run: Run) -> list[Run]:
+    """The run with the radii of each method; attacks stand beside those of the usual one."""
+    others = [run.by(method) for method in run.methods if method != "lipschitz"]
+    return [run, *others] if "lipschitz" in run.methods or run.attacks or not others else others
 
 
 def _notices(runs: Sequence[RunReport]) -> Iterator[str]:
@@ -213,14 +241,16 @@ def _notices(runs: Sequence[RunReport]) -> Iterator[str]:
         )
 
 
-def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
-    data, kind = load_test_data(run), kind_of(run)
+def _describe_run(run: Run, main: bool, radii: Sequence[float], steps: int) -> RunReport:
+    data, checked = load_test_data(run), run.certificate is not None
     most, least, images_missing = show_images(run, data)
     right = run.radii[run.correct]
     return RunReport(
-        name=run.name if kind == "deterministic" else f"{run.name} ({kind})",
-        kind=kind,
-        claim=CLAIMS[kind],
+        name=title(run),
+        method=run.method,
+        main=main,
+        kind=kind_of(run),
+        claim=claim(run),
         folder=run.where,
         unfinished=run.unfinished,
         data=run.data,
@@ -228,20 +258,23 @@ def _describe_run(run: Run, radii: Sequence[float], steps: int) -> RunReport:
         architecture=run.architecture,
         parameters=sum(parameter.numel() for parameter in run.model().parameters()),
         images=len(run.radii),
-        inputs=run.certified_about.images if run.certified_about else None,
+        inputs=run.about.images if run.about else None,
         test_images=data.count,
         status=status(run),
         arithmetic=run.certificate.arithmetic if run.certificate else None,
+        certificate=run.certificate_file.name if checked else None,
+        check=check_command(run) if checked else None,
+        unchecked=unchecked(run),
         verdict=tuple(verdict(run, data.count)),
         accuracies=tuple(_accuracies(run, radii)),
         median_radius=float(np.median(right)) if len(right) else None,
         curve=tuple(float((run.radii > step / 255).mean()) for step in range(steps + 1)) if len(run.radii) else (),
         histogram=_histogram(run, steps / 255) if len(run.radii) else None,
         classes=tuple(_classes(run, data.classes, radii, steps)),
-        training=tuple({key: finite(value) for key, value in row.items()} for row in run.metrics),
+        training=tuple({key: finite(value) for key, value in row.items()} for row in run.metrics) if main else (),
         audit=run.audited,
-        attacks=tuple(run.attacks),
-        layers=tuple(_layer(run, spectrum) for spectrum in spectra_estimates(_frozen(run))),
+        attacks=attacks_on(run),
+        layers=tuple(_layer(run, spectrum) for spectrum in spectra_estimates(_frozen(run))) if main else (),
         most_robust=most,
         least_robust=least,
         images_missing=images_missing,
@@ -271,12 +304,13 @@ def _frozen(run: Run) -> Network:
 def _accuracies(run: Run, radii: Sequence[float]) -> Iterator[Accuracies]:
     """What is certified; then what is certified of the attacked images, where these are others, and each attack."""
     shares, proof = tuple(run.certified(radius) for radius in radii), CERTIFIED[kind_of(run)]
-    yield Accuracies(what=proof, proved=True, images=len(run.radii), natural=run.natural, shares=shares)
+    certain = kind_of(run) == "deterministic"
+    yield Accuracies(what=proof, proved=certain, images=len(run.radii), natural=run.natural, shares=shares)
     before: set[str] = set()
-    for attack in run.attacks:
+    for attack in attacks_on(run):
         about: dict[str, Any] = {"images": attack.examples, "natural": attack.rows[0].natural}
         if attack.examples != len(run.radii) and attack.images not in before:
-            alike = [row for other in run.attacks if other.images == attack.images for row in other.rows]
+            alike = [row for other in attacks_on(run) if other.images == attack.images for row in other.rows]
             proved = {row.radius: row.certified for row in alike}
             what = f"{proof}, attacked images"
             yield Accuracies(what=what, proved=True, shares=tuple(map(proved.get, radii)), **about)
@@ -289,19 +323,20 @@ def _accuracies(run: Run, radii: Sequence[float]) -> Iterator[Accuracies]:
 def _classes(run: Run, names: tuple[str, ...], radii: Sequence[float], steps: int) -> Iterator[ClassReport]:
     """One entry for each class that has test images."""
     rows = run.examples or ()
-    title = {index: f"class {index}" for row in rows for index in (row.label, row.prediction)}
-    title |= {i: name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)}
+    names_of = {index: f"class {index}" for row in rows for index in (row.label, row.prediction)}
+    names_of |= {-1: "abstained"} if -1 in names_of else {}
+    names_of |= {i: name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names)}
     grid = np.arange(steps + 1) / 255
     for label in sorted({row.label for row in rows}):
         given = Counter(row.prediction for row in rows if row.label == label)
         right = np.array([row.radius for row in rows if row.label == row.prediction == label])
         yield ClassReport(
-            name=title[label],
+            name=names_of[label],
             images=given.total(),
             correct=given[label],
             certified=tuple(float((right > radius).sum()) / given.total() for radius in radii),
             median_radius=float(np.median(right)) if len(right) else None,
-            predictions={title[index]: count for index, count in sorted(given.items())},
+            predictions={names_of[index]: count for index, count in sorted(given.items())},
             levels=tuple(np.sort(np.searchsorted(grid, right)).tolist()),
         )
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from lipcert.records import AttackRecord
+from lipcert.records import CHECKED, UNCHECKED, AttackRecord
 from lipcert.reports.tables import decimals
 from lipcert.runs import Run
 
@@ -28,7 +28,7 @@ CLAIMS: dict[Kind, str] = {
     "probabilistic": (
         "A test image with certified radius r keeps the class that the smoothed classifier gives it, under every "
         "change of Euclidean (L2) norm up to r. The radius was computed from random samples, so each certificate "
-        "may be wrong with a small probability. It says nothing about the network without noise."
+        "may be wrong, with a probability of at most {alpha}. It says nothing about the network without noise."
     ),
 }
 GUIDE = {
@@ -89,7 +89,45 @@ def kind_of(run: Run) -> Kind:
 
     A run with probabilistic radii has the kind in its name, so that no table, figure or file shows it without.
     """
-    return "deterministic"
+    return "probabilistic" if run.method == "smoothing" else "deterministic"
+
+
+def title(run: Run) -> str:
+    """The name of a run with the method of its radii, which goes without saying for the usual one."""
+    if run.method == "lipschitz":
+        return run.name
+    return f"{run.name} ({run.method}{', probabilistic' if kind_of(run) == 'probabilistic' else ''})"
+
+
+def claim(run: Run) -> str:
+    """What a radius of this run means."""
+    about = run.smoothed_about
+    return CLAIMS[kind_of(run)] if about is None else CLAIMS["probabilistic"].format(alpha=about.alpha)
+
+
+def unchecked(run: Run) -> str | None:
+    """Why lipcert check cannot verify the radii, if it cannot."""
+    if run.method == "smoothing":
+        return "Radii of randomized smoothing have no certificate file: they rest on samples that lipcert drew."
+    return None if run.method in CHECKED else UNCHECKED
+
+
+def settings(run: Run) -> str | None:
+    """The method of the radii, its settings and its cost, in a sentence; None for the usual method."""
+    about, smoothed = run.certified_about, run.smoothed_about
+    if smoothed is not None:
+        return (
+            f"Randomized smoothing with noise of standard deviation {smoothed.sigma}, {smoothed.n:,} samples for "
+            f"each image and α = {smoothed.alpha} took {smoothed.cpu_seconds:,.3g} CPU seconds."
+        )
+    if about is None or about.method == "lipschitz":
+        return None
+    words = [f"{name} {_shown(value)}" for name, value in about.settings.items() if value not in (None, False)]
+    return f"Method {', '.join([about.method, *words])}: {about.cpu_seconds or 0:,.3g} CPU seconds."
+
+
+def _shown(value: object) -> str:
+    return " ".join(f"{number:.4g}" for number in value) if isinstance(value, list) else str(value)
 
 
 def radius_meaning(shape: tuple[int, ...]) -> str:
@@ -122,20 +160,38 @@ def status(run: Run) -> Status:
 def verdict(run: Run, test_images: int | None) -> Iterator[str]:
     """What is certified, what the audit proved and what attacks found; or the command that would tell."""
     yield _certified(run, test_images)
-    yield _audited(run)
+    if (sentence := settings(run)) is not None:
+        yield sentence
+    if run.method in CHECKED:
+        yield _audited(run)
     if run.certificate is not None and run.certificate.assumes:
         assumed = " and ".join(run.certificate.assumes).replace("ulp", "units in the last place")
         yield f"The radii assume that the platform computes {assumed}; lipcert check verifies everything else."
-    yield from (_attacked(attack) for attack in run.attacks)
-    if not run.attacks:
+    if (sentence := unchecked(run)) is not None:
+        yield sentence
+    yield from (_attacked(attack) for attack in attacks_on(run))
+    if run.method == "lipschitz" and not run.attacks:
         yield f"No attack has been tried yet: run lipcert attack {run.where}."
+
+
+def attacks_on(run: Run) -> tuple[AttackRecord, ...]:
+    """The attacks, which took the answers that the usual method certifies for certified."""
+    return run.attacks if run.method == "lipschitz" else ()
 
 
 def _certified(run: Run, test_images: int | None) -> str:
     if not run.examples:
-        return f"No radius is certified yet: run lipcert certify {run.where}."
+        return f"No radius is certified yet: run {run.certify_command}."
     count, proved = len(run.examples), int((run.radii > 36 / 255).sum())
     which = "the" if test_images in (None, count) else "the first"
+    if (smoothed := run.smoothed_about) is not None:
+        abstained = sum(row.prediction < 0 for row in run.examples)
+        return (
+            f"The smoothed classifier is right for {int(run.correct.sum()):,} of {which} {count:,} test images "
+            f"({percent(run.natural)}) and abstains for {abstained:,}. For {proved:,} "
+            f"({percent(run.certified(36 / 255))}) no change within radius 36/255 alters its answer, each with "
+            f"probability at least {smoothed.confidence}."
+        )
     sentences = (
         f"{proved:,} of {which} {count:,} test images ({percent(run.certified(36 / 255))}) are classified "
         "correctly, with a proof that no change within radius 36/255 alters the answer. Unchanged, "

@@ -84,7 +84,8 @@ def write_report(
         show(len(runs) + done, total)
         drawings.append(render(figure))
     files = {name: data for drawing in drawings for name, data in drawing.files.items()}
-    for name, run in zip(file_names([run.name for run in runs]), report.runs, strict=True):
+    proved = [run for run in report.runs if run.kind == "deterministic"]
+    for name, run in zip(file_names([run.name for run in proved]), proved, strict=True):
         entry = json.dumps(robustbench_entry(report, run), indent=1, ensure_ascii=False)
         files[f"robustbench/{name}.json"] = f"{entry}\n".encode()
     for name in ("report.md", "report.tex"):
