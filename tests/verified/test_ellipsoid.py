@@ -10,7 +10,7 @@ import pytest
 from full import full
 from lipcert import check
 from lipcert.verified import ellipsoid
-from lipcert.verified.ellipsoid import Ellipsoid, of_weight, through
+from lipcert.verified.ellipsoid import Ellipsoid, eliminate, of_weight, through
 
 SLOPES = [(0.0, 1.0), (0.01, 1.0), (-1.0, 1.0), (-0.129, 1.129), (0.0, 0.25), (1.0, 1.0), (-0.5, 1.5), (-2.0, -0.5)]
 EPS = np.finfo(np.float64).eps
@@ -196,8 +196,13 @@ def steps(seed, cases):
         yield before, hostile_multipliers(rng, before.matrix, low, high), low, high, weights[1]
 
 
-@BOTH
-def test_the_rounding_is_covered_in_rational_numbers(step):
+@pytest.mark.parametrize(
+    ("step", "block"),
+    [(through, 64), (through, 2), (checked, 64)],
+    ids=["library", "library, blocks of 2", "checker"],
+)
+def test_the_rounding_is_covered_in_rational_numbers(monkeypatch, step, block):
+    monkeypatch.setattr(ellipsoid, "BLOCK", block)
     proved = 0
     for before, d, low, high, weight in steps(2, full(2_000, 80)):
         after = step(before, d, low, high, weight)
@@ -239,22 +244,59 @@ def believed(patch, wrong):
     return count
 
 
-def test_a_forgotten_defect_of_the_factor_is_caught(monkeypatch):
+def forgets(which):
+    """``eliminate`` with one of its bounds replaced by 0."""
+
+    def wrong(stacked):
+        found = eliminate(stacked)
+        return found and tuple(0.0 if place == which else part for place, part in enumerate(found))
+
+    return lambda patch: patch.setattr(ellipsoid, "eliminate", wrong)
+
+
+@pytest.mark.parametrize("block", [1, 2, 64])
+def test_a_forgotten_defect_of_the_factor_is_caught(monkeypatch, block):
     cholesky = np.linalg.cholesky
+    monkeypatch.setattr(ellipsoid, "BLOCK", block)
     monkeypatch.setattr(np.linalg, "cholesky", lambda matrix: cholesky(matrix) * (1 + 1e-5))
-    forget = lambda patch: patch.setattr(ellipsoid, "defect_up", lambda *_: np.zeros(()))  # noqa: E731
-    assert believed(monkeypatch, forget) > 5
+    assert believed(monkeypatch, forgets(1)) > 5
 
 
-def test_a_forgotten_residual_is_caught(monkeypatch):
-    solve, norm_up = ellipsoid._solve, ellipsoid.norm_up
-    monkeypatch.setattr(ellipsoid, "_solve", lambda factor, target: solve(factor, target) * (1 - 1e-5))
+@pytest.mark.parametrize("block", [1, 2, 64])
+def test_a_forgotten_residual_is_caught(monkeypatch, block):
+    inv = np.linalg.inv
+    monkeypatch.setattr(ellipsoid, "BLOCK", block)
+    monkeypatch.setattr(np.linalg, "inv", lambda matrix: inv(matrix) * (1 - 1e-5))
+    assert believed(monkeypatch, forgets(2)) > 5
 
-    def forget(patch):
-        calls = itertools.count()
-        patch.setattr(ellipsoid, "norm_up", lambda v: 0.0 if next(calls) == 2 else norm_up(v))
 
-    assert believed(monkeypatch, forget) > 5
+@pytest.mark.parametrize("block", [1, 2, 64])
+@pytest.mark.parametrize("poor", [None, "cholesky", "inv"])
+def test_what_elimination_misses_is_covered_in_rational_numbers(monkeypatch, block, poor):
+    """A − FFᵀ and B − ZFᵀ have the norms that it says, F being what it leaves in the place of A."""
+    monkeypatch.setattr(ellipsoid, "BLOCK", block)
+    if poor:
+        witness = getattr(np.linalg, poor)
+        monkeypatch.setattr(np.linalg, poor, lambda matrix: witness(matrix) * (1 + 1e-9))
+    rng, proved = np.random.default_rng(6), 0
+    for _ in range(full(500, 40)):
+        n, m = rng.integers(1, 6, 2)
+        root = hostile_weight(rng, n, n + 1)
+        a = np.tril(root @ root.T)
+        a = a + np.tril(a, -1).T + 10.0 ** rng.uniform(-9, 0) * np.trace(a) * np.eye(n)
+        b = hostile_weight(rng, m, n)
+        stacked = np.concatenate([a, b])
+        found = eliminate(stacked)
+        if found is None:
+            continue
+        proved += 1
+        factor = np.tril(stacked[:n])
+        columns = [list(column) for column in zip(*exact(factor), strict=True)]
+        for given, left, bound in ((a, factor, found[1]), (b, found[0], found[2])):
+            missed = product(exact(left), columns)
+            off = [[x - y for x, y in zip(*rows, strict=True)] for rows in zip(exact(given), missed, strict=True)]
+            assert sum(x * x for row in off for x in row) <= Fraction(bound) ** 2
+    assert proved > 20
 
 
 @pytest.mark.parametrize("d", [1.0, 0.0, -1.0, np.nan, np.inf, 2.0**-110, 2.0**110])
