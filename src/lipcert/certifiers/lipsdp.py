@@ -190,8 +190,11 @@ def spherical(matrix: Array, low: float, high: float) -> Array:  # (n, n) → (n
 
 
 def _top_estimate(matrix: Array) -> float:
-    """About λmax of a positive semidefinite matrix: by powers, which is within a few percent."""
-    v = np.abs(matrix).sum(axis=0)
+    """About λmax of a positive semidefinite matrix: by powers, which is within a few percent.
+
+    The start is a fixed random vector. Sums of rows may be orthogonal to the first eigenvector.
+    """
+    v = np.random.default_rng(0).standard_normal(len(matrix))
     for _ in range(POWERS):
         size = float(np.linalg.norm(v))
         if not size > 0:
