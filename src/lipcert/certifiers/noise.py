@@ -24,7 +24,7 @@ from lipcert.verified.normal import cdf
 LARGEST = 4096  # the largest scale: a table has about 19 thresholds for each unit of it
 FIRST = 16  # bits that most draws take
 WORD = 64
-UNDECIDED = np.iinfo(np.int32).min
+UNDECIDED, OPEN = np.iinfo(np.int32).min, np.iinfo(np.int16).min
 
 
 class Bits:
@@ -53,6 +53,8 @@ class GridNoise:
         self._low, self._high = (np.array([pair[end] for pair in pairs], dtype=np.uint64) for end in (0, 1))
         cells = np.arange(1 << FIRST, dtype=np.uint64) << np.uint64(WORD - FIRST)
         self._table = self._decide(cells, cells + np.uint64((1 << (WORD - FIRST)) - 1))
+        # Half the size is twice as fast. What 16 bits decide is at most 4.4·LARGEST < 2¹⁵.
+        self._short = np.where(self._table == UNDECIDED, OPEN, self._table).astype(np.int16)
 
     def threshold(self, k: int, bits: int) -> tuple[int, int]:
         """Integers around θ_k·2^bits = Φ((k + ½)/s)·2^bits."""
@@ -60,19 +62,19 @@ class GridNoise:
 
     def _decide(self, start: npt.NDArray[np.uint64], end: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
         """The k of every u in [start, end + 1)·2⁻⁶⁴, or UNDECIDED."""
-        # Thresholds that are certainly at most every such u, and those that are not certainly above all of them.
+        # The thresholds that are certainly at most every such u. The next one must be certainly above all of them.
         passed = np.searchsorted(self._high, start, side="right")
-        reached = np.searchsorted(self._low, end, side="right")
         # Beyond the last threshold of the table there are others, so that a draw from there is not decided.
-        clear = (passed == reached) & (passed > 0) & (passed < len(self._high))
+        inside = (passed > 0) & (passed < len(self._high))
+        clear = inside & (np.take(self._low, passed, mode="clip") > end)
         return np.where(clear, self._first + passed, UNDECIDED).astype(np.int32)
 
     def draw(self, count: int, bits: Bits) -> npt.NDArray[np.int32]:  # (count,)
         """``count`` independent draws of K."""
         words = bits.words(-(-count * FIRST // WORD))
         cells = words.astype("<u8", copy=False).view("<u2")[:count]
-        noise = np.take(self._table, cells)
-        (open_places,) = np.nonzero(noise == UNDECIDED)
+        short = np.take(self._short, cells, mode="clip")  # a cell is never outside; "clip" checks faster
+        open_places, noise = np.flatnonzero(short == OPEN), short.astype(np.int32)
         if len(open_places):
             rest = bits.words(len(open_places)) >> np.uint64(FIRST)
             longer = (cells[open_places].astype(np.uint64) << np.uint64(WORD - FIRST)) | rest

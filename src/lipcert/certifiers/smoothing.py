@@ -194,9 +194,9 @@ class Sampler:
     def inputs(self, count: int) -> Tensor:
         """f's inputs at ``count`` noisy points of the grid, (count, …): a function of integers, entry by entry."""
         draws = torch.from_numpy(self.noise.draw(count * self.grid.numel(), self.bits))
-        points = draws.view(count, *self.grid.shape) + self.grid
+        points = draws.view(count, *self.grid.shape).add_(self.grid)
         dtype = torch.float64 if self.image.dtype == torch.float64 else torch.float32
-        return (points.to(dtype) / self.settings.levels).to(self.image.device, self.image.dtype)
+        return points.to(dtype).div_(self.settings.levels).to(self.image.device, self.image.dtype)
 
     def votes(self, count: int) -> Tensor:
         return winners(self.model(self.inputs(count)), count)

@@ -116,7 +116,7 @@ def through(
 
 @np.errstate(all="ignore")
 def eliminate(stacked: Array) -> tuple[Array, float, float] | None:  # (n + m, n) → (m, n)
-    """Z, α, β with ‖A − FFᵀ‖ ≤ α and ‖B − ZFᵀ‖ ≤ β for a lower triangular F, from A above B; overwrites both.
+    """Z, α, β with ‖A − FFᵀ‖ ≤ α and ‖B − ZFᵀ‖ ≤ β for a lower triangular F, from A above B, overwritten.
 
     Cholesky's factorization of A, continued through the rows of B, by blocks of columns. With the columns of blocks
     before j done, S = [A; B]_j − [F; Z]F_jᵀ is what is left, F_jj the factor of its first block, V about F_jj⁻¹, and
