@@ -65,6 +65,7 @@ class State:
     constant: Tensor  # (N,) Lipschitz constant from the input to this value, inside the ball
     before: State | None = None  # what an affine layer read, if this is its output
     layer: Masked | None = None  # that layer
+    norm: Tensor | None = None  # (N,) of that layer on what moves before it
 
 
 def certify_locally(
@@ -244,8 +245,9 @@ class Masked:
             high=torch.fmin(high, _up(state.value + reach)),
             moving=(squares > 0) | self.subnormal,
             constant=torch.minimum(state.constant, source.constant * norm * ROUND),
-            before=replace(source, before=None, layer=None),
+            before=replace(source, before=None, layer=None, norm=None),
             layer=self,
+            norm=norm,
         )
 
     def _interval(self, source: State) -> tuple[Tensor, Tensor]:
@@ -274,11 +276,14 @@ class Masked:
     def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
         return self.operator.multiply((weight,), x, None)
 
-    def masked_norm(self, columns: Tensor, rows: Tensor | None) -> Tensor:  # (N, …) bool each → (N,)
-        """At least ‖D V D'‖ for the rows D and the columns D' that are kept; all rows if there is no mask."""
-        bound = torch.full((len(columns),), self.norm, dtype=torch.float64)
+    def masked_norm(self, columns: Tensor, rows: Tensor | None, known: Tensor | None = None) -> Tensor:
+        """At least ‖D V D'‖, (N,), for the rows D and the columns D' that are kept; all rows if there is no mask.
+
+        ``known`` is the same with all rows, if it is known already.
+        """
+        bound = torch.full((len(columns),), self.norm, dtype=torch.float64) if known is None else known
         # A mask that keeps everything gains nothing over the norm.
-        if self.columns is not None and not bool(columns.all()):
+        if known is None and self.columns is not None and not bool(columns.all()):
             bound = torch.minimum(bound, self.columns.norm_bound(columns))
         if rows is not None and self.rows is not None and not bool(rows.all()):
             bound = torch.minimum(bound, self.rows.norm_bound(rows))
@@ -409,7 +414,7 @@ def _through_function(step: Function, source: State, state: State) -> State:
         moving = moving & ~(low >= high)  # NaN counts as moving
     constant = state.constant
     if source.layer is not None and source.before is not None:
-        norm = source.layer.masked_norm(source.before.moving, moving)
+        norm = source.layer.masked_norm(source.before.moving, moving, source.norm)
         slope = max(1.0, step.constant())
         constant = torch.minimum(constant, source.before.constant * norm * (slope * ROUND))
     return replace(state, low=low, high=high, moving=moving, constant=constant)
