@@ -119,7 +119,7 @@ def eliminate(stacked: Array) -> tuple[Array, float, float] | None:  # (n + m, n
     """Z, α, β with ‖A − FFᵀ‖ ≤ α and ‖B − ZFᵀ‖ ≤ β for a lower triangular F, from A above B, overwritten.
 
     Cholesky's factorization of A, continued through the rows of B, by blocks of columns. With the columns of blocks
-    before j done, S = [A; B]_j − [F; Z]F_jᵀ is what is left, F_jj the factor of its first block, V about F_jj⁻¹, and
+    before j done, S = [A; B]_j − [F; Z]F_jᵀ is what is left, F_jj is the factor of its first block, V ≈ F_jj⁻¹, and
     SVᵀ the new columns. Both witnesses are checked block by block, for a small part of the whole cost. A must be
     exactly symmetric. None if it is not positive definite.
     """
