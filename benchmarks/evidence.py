@@ -318,6 +318,24 @@ def times_block(path: Path) -> str:
     return f"{table}\n\n`{path.relative_to(ROOT)}` ({record['machine']})"
 
 
+def rivals_block(path: Path) -> str:
+    """Every certifier on Fashion-MNIST, as far as ``benchmarks/rivals.py`` is."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        [
+            row["network"],
+            row["method"],
+            f"{row['images']:,}",
+            f"{100 * row['natural']:.1f}",
+            *(f"{100 * share:.1f}" for share in row["certified"].values()),
+            f"{row['milliseconds_per_image']:.3g} ms",
+        ]
+        for row in sorted(rows, key=lambda row: (row["network"], row["images"], row["method"]))
+    ]
+    header = ["network", "method", "images", "natural", *rows[0]["certified"], "CPU per image"]
+    return f"{markdown_table(header, lines)}\n\n`python benchmarks/rivals.py` → `{path.relative_to(ROOT)}`"
+
+
 def blocks() -> dict[str, str]:
     """The generated blocks of the pages, by name."""
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
@@ -325,6 +343,7 @@ def blocks() -> dict[str, str]:
     found["headline"] = headline_block(ROOT / "results/comparison")
     found["reviews"] = reviews_block(ROOT / "results/hostile.json")
     found["times"] = times_block(ROOT / "results/reproduce-times.json")
+    found["rivals"] = rivals_block(ROOT / "results/rivals.jsonl")
     for path in (ROOT / "results/comparison").glob("*.json"):
         if "+" not in path.name:  # otherwise it is part of another
             found[f"comparison-{path.stem}"] = comparison_block(path)
@@ -337,7 +356,7 @@ def blocks() -> dict[str, str]:
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
-    names = r"(?:comparison|attacked|reproduced)-\S+|steps|summary|headline|reviews|times"
+    names = r"(?:comparison|attacked|reproduced)-\S+|steps|summary|headline|reviews|times|rivals"
     for name in re.findall(rf"<!-- ({names}):begin -->", text):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")
