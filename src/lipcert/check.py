@@ -64,6 +64,9 @@ CALL = 2**20  # as the calls of numpy that evaluate one node on a batch
 EXACT = 2**19  # as comparing a margin with a radius in rational numbers
 ANGLE = 2**15  # as computing one sine and cosine from integers
 
+NORMS = ("L2", "Linf", "L1")
+DUAL = {"L2": "L2", "Linf": "L1", "L1": "Linf"}  # |v·x| ≤ ‖v‖ in the dual norm times ‖x‖
+
 DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
 
 
@@ -194,7 +197,7 @@ INPUTS: dict[str, Reader] = {
 }
 CERTIFICATE: dict[str, Reader] = {
     "format": partial(one_of, options=["lipcert-certificate-2"]),
-    "norm": partial(one_of, options=["L2"]),
+    "norm": partial(one_of, options=list(NORMS)),
     "arithmetic": partial(one_of, options=["float64"]),
     "assumes": anything,  # compared with what the nodes need
     "input_shape": partial(COUNTS, least=1, most=4),
@@ -385,6 +388,19 @@ def norms(rows: Array) -> Array:
         squares[..., : size - half] += squares[..., half:]
         squares, depth = squares[..., :half], depth + 1
     return np.asarray(np.sqrt(squares[..., 0]) * (1 + (depth / 2 + 5) * U))  # (1 + depth)/2 + 4 roundings
+
+
+def magnitude(rows: Array, norm: str) -> Array:
+    """The norm of each row, rounded up."""
+    if norm == "L2":
+        return norms(rows)
+    sizes = np.abs(rows)
+    return np.asarray(sizes.max(axis=-1) if norm == "Linf" else sizes.sum(axis=-1) * (1 + g(rows.shape[-1] + 1)))
+
+
+def of_ones(count: int, norm: str) -> float:
+    """At least the norm of a vector of ones."""
+    return {"L2": math.sqrt(count) * ROUND, "Linf": 1.0, "L1": float(count)}[norm]
 
 
 @lru_cache(maxsize=64)
@@ -626,9 +642,13 @@ class Node:
     the work. It reads no entry of a tensor, so that nothing is allocated whatever a file says. The second pass,
     ``prove``, returns a proved Lipschitz constant. ``run`` evaluates a batch in float64. The entries of a tensor
     are kept in ``Tensor``: what a node itself keeps does not grow with them.
+
+    A node measures its inputs in ``norm_in`` and its output in ``norm_out``. All are in L2, or all in L∞, or those
+    behind an input in L1 are in L1 up to the first node that makes them L∞.
     """
 
     run: Callable[..., Array]
+    others = False  # whether it is proved in L∞ and L1, too
     assumed: str | None = None  # the elementary function that the platform must compute within 8 ulp
     # For one input: passes over the numbers it holds, and further work. Once: work on its tensors and the proof of
     # its constant, at least. Entries of its weight, which each batch may copy.
@@ -646,8 +666,11 @@ class Node:
         shapes: Sequence[Shape],
         tensors: dict[str, Tensor],
         budget: Budget,
+        norm: str,
     ) -> None:
         self.fields, self.where, self.tensors, self.budget = fields, where, tensors, budget
+        # In which its inputs and its output are measured.
+        self.norm_in = self.norm_out = norm
         self.op, self.name, self.inputs, self.claimed = (fields[key] for key in NODE)
         # What a change of the inputs adds up to in the output, and their Z in its error: a combination has weights.
         self.gains, self.mix = [self.claimed], [1.0]
@@ -698,12 +721,14 @@ class Node:
         self.require(len(values) == len(self.source), f"{key} needs a list or null for each axis")
         return {axis: np.array(value) for axis, value in enumerate(values) if value is not None}
 
-    def spread(self, axis: int = 0) -> float:  # at least the root of the number of positions
-        return math.sqrt(self.size // self.source[axis]) * ROUND
+    def spread(self, axis: int = 0) -> float:  # at least the norm of so many ones as there are positions
+        return of_ones(self.size // self.source[axis], self.norm_in)
 
 
 class Rearrange(Node):
     """Reshape, transpose, reshape."""
+
+    others = True
 
     def plan(self) -> None:
         split, order, self.shape = (self.fields[key] for key in ("split", "order", "shape"))
@@ -722,8 +747,11 @@ class Select(Node):
     """Entries of the input, chosen axis by axis; the index −1 stands for a constant.
 
     Each axis is a matrix with at most one 1 in a row. Its norm is the root of how often the most frequent index
-    occurs, and the norm of the whole, a Kronecker product, is the product of these.
+    occurs, and the norm of the whole, a Kronecker product, is the product of these. In L1 nothing has a root; in L∞
+    a copy costs nothing.
     """
+
+    others = True
 
     def plan(self) -> None:
         self.indices, shape, times, self.moves = self.lists("indices"), list(self.source), 1, 8
@@ -731,9 +759,10 @@ class Select(Node):
             self.require(int(index.max()) < shape[axis], f"an index is not below {shape[axis]}")
             times *= int(np.unique(index[index >= 0], return_counts=True)[1].max(initial=0))
             shape[axis] = len(index)
-        self.shape, self.norm = tuple(shape), root_above(Fraction(times))
+        self.shape, plain = tuple(shape), {"Linf": min(times, 1), "L1": times}
+        self.norm = float(plain[self.norm_in]) if self.norm_in in plain else root_above(Fraction(times))
         # Exact in float64, rounded in float32.
-        self.offset = abs(self.fields["value"]) * math.sqrt(math.prod(shape)) * ROUND
+        self.offset = abs(self.fields["value"]) * of_ones(math.prod(shape), self.norm_in) * ROUND
 
     def run(self, x: Array) -> Array:
         every = [self.indices.get(axis, np.arange(size)) for axis, size in enumerate(self.source)]
@@ -745,6 +774,8 @@ class Select(Node):
 
 class GroupSort(Node):
     """Sort each group of neighbors along an axis."""
+
+    others = True
 
     def plan(self) -> None:
         count, size, self.moves = self.source[self.axis], self.fields["size"], 16
@@ -759,6 +790,8 @@ class GroupSort(Node):
 class Normalize(Node):
     """(x − μ)/s, channel by channel."""
 
+    others = True
+
     def plan(self) -> None:
         self.roundings, self.slope = 2, self.claimed
         for key in ("mean", "std"):
@@ -767,7 +800,7 @@ class Normalize(Node):
     def prove(self) -> float:
         least = float(self.take("std").min())
         self.require(least > 0, "std must be positive")
-        self.offset = self.claimed * float(norms(self.take("mean"))) * self.spread() * ROUND
+        self.offset = self.claimed * float(magnitude(self.take("mean"), self.norm_in)) * self.spread() * ROUND
         return above(1 / Fraction(least))
 
     def run(self, x: Array) -> Array:
@@ -776,6 +809,8 @@ class Normalize(Node):
 
 class BatchNorm(Node):
     """(x − μ)·w/√(v + ε) + b, channel by channel."""
+
+    others = True
 
     def plan(self) -> None:
         # v + ε (1), its root (1.5), the quotient (1), two products (2), a difference and a sum (2), and spare.
@@ -796,7 +831,8 @@ class BatchNorm(Node):
             bool(within(shifted).all() and within(factor[weight != 0]).all()),
             "variance + eps and nonzero factors must lie within 2^-100 and 2^100",
         )
-        self.offset = 2 * float(norms(np.abs(bias) + 2 * factor * np.abs(mean))) * self.spread() * ROUND
+        terms = magnitude(np.abs(bias) + 2 * factor * np.abs(mean), self.norm_in)
+        self.offset = 2 * float(terms) * self.spread() * ROUND
         # The largest factor is among those that are largest up to rounding.
         near, eps = factor >= factor.max() * (1 - 2.0**-40), Fraction(self.fields["eps"])
         rows = set(zip(weight[near].tolist(), variance[near].tolist(), strict=True))
@@ -809,6 +845,8 @@ class BatchNorm(Node):
 
 class Prelu(Node):
     """x where x ≥ 0 and w·x elsewhere, with one w or one for each channel."""
+
+    others = True
 
     def plan(self) -> None:
         self.roundings, self.slope = 1, self.claimed
@@ -841,6 +879,8 @@ class Windows(Node):
             self.room, self.prepare = max(self.room, gathered), self.prepare + 16 * MOVE * gathered
         self.require(bool(self.windows), "needs windows on at least one axis")
         self.shape, self.moves = tuple(shape), 4 + 8 * len(self.windows)
+        # A maximum and an average are measured in L∞ if not in L2: an input in L1 is no larger there.
+        self.others, self.norm_out = self.op != "l2_pool", "L2" if self.norm_in == "L2" else "Linf"
         if self.op == "l2_pool":  # an entry is in at most L² windows
             self.roundings, self.slope = self.most + 8, self.claimed
             self.squares = max(1.0, self.claimed) * math.sqrt(self.size) * ROUND
@@ -858,6 +898,8 @@ class Windows(Node):
         return x
 
     def prove(self) -> float:
+        if self.norm_in != "L2":
+            return 1.0
         shared = (np.bincount(self.index(axis).reshape(-1))[: self.source[axis]].max() for axis in self.windows)
         return root_above(Fraction(math.prod(map(int, shared))))
 
@@ -887,6 +929,8 @@ class Pool(Windows):
         for axis in filter(self.overlap, self.windows):
             small = math.prod(shapes[axis]) <= POOL
             dense = math.prod(shapes[axis]) * (32 * MOVE + 16 * min(shapes[axis]))
+            if self.norm_in != "L2":
+                continue
             self.prepare += dense if small else 32 * MOVE * sum(shapes[axis])
             self.proof += eigenvalue_work(1, *shapes[axis]) if small else 0
 
@@ -913,6 +957,9 @@ class Pool(Windows):
         return column * max(Fraction(n, d) for n, d in {(n, d) for _, n, d in self.rows(axis)})
 
     def prove(self) -> float:
+        if self.norm_in != "L2":  # the largest sum of a row
+            sums = (max(Fraction(n, d) for _, n, d in self.rows(axis)) for axis in self.divisors)
+            return above(Fraction(self.fields["factor"]) * math.prod(sums))
         square, norm = Fraction(self.fields["factor"]) ** 2, 1.0
         for axis, divisors in self.divisors.items():
             if not self.overlap(axis):
@@ -1021,13 +1068,15 @@ ACTIVATIONS: dict[str, tuple[tuple[float, ...], int]] = {
 class Scalar(Node):
     """A function of the table above, entry by entry."""
 
+    others = True
+
     def plan(self) -> None:
         function, fields = FUNCTIONS[self.op], self.fields
         self.parameters = fields["parameters"] if "parameters" in fields else (fields["factor"],)
         self.require(self.op != "hardtanh" or list(self.parameters) == sorted(self.parameters), "needs low <= high")
         self.norm, self.roundings = above(Fraction(function.lipschitz(*self.parameters))), function.roundings
         self.slope = self.claimed if function.roundings else 0.0
-        self.offset = function.at_zero(*self.parameters) * math.sqrt(self.size) * ROUND
+        self.offset = function.at_zero(*self.parameters) * of_ones(self.size, self.norm_in) * ROUND
         if function.roundings > SMOOTH:
             self.assumed, self.moves = self.op, 32
 
@@ -1037,6 +1086,8 @@ class Scalar(Node):
 
 class Combination(Node):
     """Σ α_k x_k with weights α_k ≥ 0."""
+
+    others = True
 
     def plan(self) -> None:
         self.tensor("weights", (len(self.inputs),))
@@ -1148,6 +1199,7 @@ class Waves:
 
     stride: Shape = ()
     torus = None
+    circular = True
 
     def __init__(self, node: Node, image: Shape, weight: Shape) -> None:
         waves = [node.tensor(key) for key in ("rows", "columns")]
@@ -1211,6 +1263,8 @@ class Affine(Node):
             image = (math.prod(weight[1:2]) * self.fields["groups"], *self.fields["size"])
             self.budget.numbers(image, self.where)
         self.map = (Waves if "rows" in self.fields else Convolution)(self, image, weight)
+        self.others = self.op in ("linear", "conv")
+        self.norm_out = "L2" if self.norm_in == "L2" else "Linf"
         self.require(
             not self.transposed or self.map.hidden == self.source,
             f"the convolution gives {self.map.hidden}, not the shape of the input",
@@ -1226,6 +1280,8 @@ class Affine(Node):
         self.tensor("bias", (n,))
         self.prepare += 32 * MOVE * math.prod(split) + self.map.prepare
         self.proof, self.room, self.moves = norm_work(split, self.map.torus), self.map.room, 8
+        if self.norm_in != "L2":
+            self.proof = 0
         # An elementary function takes as long as eight moves.
         once = self.map.products + MOVE * self.map.moved
         self.work = self.products * once + 16 * MOVE * math.prod(self.map.hidden)
@@ -1237,6 +1293,14 @@ class Affine(Node):
 
     def prove(self) -> float:
         self.load()
+        if self.norm_in != "L2":
+            # Into L∞: the largest sum of |v_ij| in a row, or from L1 the largest |v_ij|. Around a circular image
+            # several taps may add up in one v_ij, at most to the sum of the row.
+            rows = self.map.weight.reshape(-1, math.prod(self.map.kernel[2:]))
+            single = self.norm_in == "L1" and not self.map.circular
+            self.slope = float(magnitude(rows, "Linf" if single else "L1").max())  # |V| has the same norm
+            self.roundings, self.offset = self.fans[0] + 1, float(np.abs(self.bias).max())
+            return self.slope
         split, stretch = phases(self.map.weight, self.map.stride), self.map.stretch
         norm = math.sqrt(norm_squared(split, (self.claimed / stretch) ** 2, self.map.torus, self.budget))
         self.roundings = self.fans[self.transposed] + 1
@@ -1357,8 +1421,18 @@ OPS: dict[str, tuple[type[Node], dict[str, Reader]]] = {
 # --- The graph and the radii ---
 
 
-def plan_node(entry: Any, i: int, shapes: dict[str, Shape], tensors: dict[str, Tensor], budget: Budget) -> Node:
-    """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it."""
+def plan_node(
+    entry: Any,
+    i: int,
+    shapes: dict[str, Shape],
+    tensors: dict[str, Tensor],
+    budget: Budget,
+    measured: dict[str, str],
+) -> Node:
+    """One entry of ``nodes``, first pass; ``shapes`` are those of the input and of the nodes before it.
+
+    ``measured`` are their norms.
+    """
     op = text(entry.get("op") if isinstance(entry, dict) else None, f"node {i}: op")
     need(op in OPS, f"node {i}: unknown op {op[:30]!a}")
     (kind, readers), where = OPS[op], f"node {i} ({op})"
@@ -1370,17 +1444,21 @@ def plan_node(entry: Any, i: int, shapes: dict[str, Shape], tensors: dict[str, T
         f"{where}: its inputs must be the input of the network or nodes before it",
     )
     need(len(inputs) == 1 or (op == "combination" and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
-    return kind(fields, where, [shapes[source] for source in inputs], tensors, budget)
+    met = {measured[source] for source in inputs}  # L1 and L∞ meet in L∞, which is at most L1
+    norm = met.pop() if len(met) == 1 else "Linf"
+    return kind(fields, where, [shapes[source] for source in inputs], tensors, budget, norm)
 
 
 def plan_all(c: Certificate, budget: Budget) -> list[Node]:
     """All nodes, first pass."""
     nodes: list[Node] = []
     shapes, tensors = {"input": c.top["input_shape"]}, {name: Tensor(name, t) for name, t in c.weights.items()}
+    measured = {"input": c.top["norm"]}
     for i, entry in enumerate(c.top["nodes"]):
-        nodes.append(plan_node(entry, i, shapes, tensors, budget))
-        shapes[nodes[-1].name] = nodes[-1].shape
+        nodes.append(plan_node(entry, i, shapes, tensors, budget, measured))
+        shapes[nodes[-1].name], measured[nodes[-1].name] = nodes[-1].shape, nodes[-1].norm_out
     need(len(nodes) > 0 and len(nodes[-1].shape) == 1, "nodes: must end in a vector of logits")
+    need(not c.top["joint"] or c.top["norm"] == "L2", "joint: these constants are about the L2 norm")
     nodes[-1].joint = [Joint(multipliers, nodes, budget) for multipliers in c.top["joint"]]
     outputs, used = nodes[-1].shape[0], {source for node in nodes for source in node.inputs}
     need(used == set(shapes) - {nodes[-1].name}, "nodes: some are used by no other node")
@@ -1533,28 +1611,34 @@ def prove_all(nodes: Sequence[Node], budget: Budget) -> None:
     growths = {"input": Decimal(1)}
     for node in nodes:
         budget.spend(node.prepare)
-        node.proved, node.growth = node.prove(), Decimal(0)
+        known = node.others or node.norm_in == "L2"
+        node.proved, node.growth = node.prove() if known else math.inf, Decimal(0)
         for gain, source in zip(node.gains, node.inputs, strict=True):
             node.growth = UP.fma(Decimal(gain), growths[source], node.growth)
         growths[node.name] = node.growth
 
 
-def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
+def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic, norm: str) -> tuple[Array, Array, Array]:
     """f(x) in float64, err and Z after the last node: see "Radii" in docs/certificate.md."""
 
-    def state(value: Array, err: Array, growth: Decimal) -> tuple[Array, Array, Array]:
+    def state(value: Array, err: Array, growth: Decimal, norm: str) -> tuple[Array, Array, Array]:
         flat = value.reshape(len(value), -1)
-        size = np.sqrt(np.einsum("bi,bi->b", flat, flat)) * (1 + g(flat.shape[1])) + 1 / HUGE  # squares underflow
+        if norm == "L2":
+            size = (
+                np.sqrt(np.einsum("bi,bi->b", flat, flat)) * (1 + g(flat.shape[1])) + 1 / HUGE
+            )  # squares underflow
+        else:
+            size = magnitude(flat, norm)
         z = (size + above(growth) * radius * ROUND + 2 * err) * ROUND
         return value, err, np.where(z <= HUGE, z, math.inf)
 
-    last, end, states = last_uses(nodes), "input", {"input": state(x, np.zeros(len(x)), Decimal(1))}
+    last, end, states = last_uses(nodes), "input", {"input": state(x, np.zeros(len(x)), Decimal(1), norm)}
     for i, node in enumerate(nodes):
         values, errors, reaches = zip(*(states[source] for source in node.inputs), strict=True)
         end, more = node.name, 1 + g(2 * len(values))
         z, err = np.array(node.mix) @ np.array(reaches) * more, np.array(node.gains) @ np.array(errors) * more
         err = np.where(z < math.inf, (err + node.error(z, a)) * ROUND, math.inf)
-        states[end] = state(node.run(*values), err, node.growth)
+        states[end] = state(node.run(*values), err, node.growth, node.norm_out)
         states = {name: kept for name, kept in states.items() if last.get(name, i + 1) > i}
     return states[end]
 
@@ -1562,8 +1646,9 @@ def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic) -> tu
 class Network:
     """All nodes; a last linear one on a vector is the head, and the rest is the body."""
 
-    def __init__(self, nodes: Sequence[Node], lipschitz: float, budget: Budget) -> None:
+    def __init__(self, nodes: Sequence[Node], lipschitz: float, budget: Budget, norm: str) -> None:
         self.lipschitz, self.budget, end = lipschitz, budget, nodes[-1]  # lipschitz: as claimed, of the body
+        self.norm, self.dual = norm, DUAL[end.norm_in]  # of the input; of the rows of the head
         is_head = end.op == "linear" and len(end.source) == end.fields["groups"] == 1
         # The body ends in the input of the head: its last node has no other reader.
         self.head = end if isinstance(end, Affine) and is_head else None
@@ -1582,11 +1667,11 @@ class Network:
     @cached_property
     def sizes(self) -> Array:
         # At least ‖w_j‖ for the rows of the head.
-        return np.ones(self.outputs) if self.head is None else norms(self.head.map.weight[0])
+        return np.ones(self.outputs) if self.head is None else magnitude(self.head.map.weight[0], self.dual)
 
     def logits(self, x: Array, radius: Array, a: Arithmetic) -> tuple[Array, Array, Array]:
         # The logits, with the error and the reach of the body.
-        value, err, z = forward(self.body, x, radius, a)
+        value, err, z = forward(self.body, x, radius, a, self.norm)
         return (value if self.head is None else self.head.run(value)), err, z
 
     def single(self, err: Array, z: Array, a: Arithmetic) -> tuple[Array, Array]:
@@ -1599,12 +1684,16 @@ class Network:
     def pairs(self, label: int, err: Array, z: Array) -> tuple[Array, Array]:
         """For the logit of the label minus each other: its constant, and a bound of its error in float64."""
         if self.head is None:
-            root = np.full((len(err), self.outputs), math.sqrt(2))  # this float is larger than √2
+            # Two entries of a vector of norm 1 differ by at most so much; the float of √2 is larger than √2.
+            most = {"L2": math.sqrt(2), "Linf": 2.0, "L1": 1.0}[self.nodes[-1].norm_out]
+            root = np.full((len(err), self.outputs), most)
             return root, root * err[:, None] * ROUND
         if label not in self.distances:
             if len(self.distances) * self.outputs > ROOM:
                 self.distances.clear()
-            self.distances[label] = norms(self.head.map.weight[0, label] - self.head.map.weight[0])
+            apart = self.head.map.weight[0, label] - self.head.map.weight[0]
+            # In L2 the rounding of the difference is part of ``norms``.
+            self.distances[label] = magnitude(apart, self.dual) * (1 if self.dual == "L2" else ROUND)
         _, own = self.single(0 * err, z, FLOAT64)
         error = self.distances[label] * err[:, None] + own[:, label, None] + own
         return np.broadcast_to(self.distances[label], error.shape), error * ROUND
@@ -1684,7 +1773,10 @@ def verify_constants(nodes: Sequence[Node], network: Network, report: Report) ->
         op, claimed, proved, name = node.op, node.claimed, node.proved, ascii(node.name[:40])[1:-1]
         report.lines.append(f"{i:>5}  {op:<17} {claimed:>13.9g} {proved:>13.9g}  {name}")
         report.constants.append((node.name, op, claimed, proved))
-        report.refute(not proved <= claimed, f"node {i} ({op}): claims {claimed:.17g}, proved is {proved:.17g}")
+        found = f"claims {claimed:.17g}, proved is {proved:.17g}"
+        if node.norm_in != "L2" and not node.others:
+            found = f"its constant is about the L2 norm, and here inputs are measured in {node.norm_in}"
+        report.refute(not proved <= claimed, f"node {i} ({op}): {found}")
     growth, claimed = network.body[-1].growth if network.body else Decimal(1), network.lipschitz
     wrong = growth > Decimal(claimed)
     report.refute(wrong, f"lipschitz: claims {claimed:.17g}, the nodes give {above(growth):.17g}")
@@ -1734,7 +1826,7 @@ def verify(c: Certificate, budget: Budget) -> Report:
     budget.spend(other_work(c, nodes), sum(node.prepare + node.proof for node in nodes))
     budget.spend(sum(joint.work for joint in nodes[-1].joint))
     report = Report(lipschitz=top["lipschitz"], assumes=top["assumes"], claims=len(top["claims"]))
-    network = Network(nodes, top["lipschitz"], budget)
+    network = Network(nodes, top["lipschitz"], budget, top["norm"])
     for name, tensor in c.weights.items():
         report.refute(digest(tensor) != top["tensors"][name], f"tensor {name[:40]!a}: wrong sha256")
     report.refute(digest(c.images) != top["inputs"]["sha256"], "inputs: wrong sha256")
