@@ -176,6 +176,10 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         make = lambda c=center: lc.layers.LinearResidualConv2d(3, depth=4, center=c)  # noqa: E731
         yield f"tracked-identity-conv{'-centered' if center else ''}", Entry(make, (3, 5, 4), None)
     yield "tracked-head", Entry(lambda: lc.layers.LinearHead(6, 4), (6,), None)
+    for norm in ("linf", "l1"):
+        yield f"{norm}-linear", Entry(lambda n=norm: lc.layers.LinfLinear(6, 4, norm=n), (6,), None)
+    make = lambda: lc.layers.Monotone(lc.layers.LinfLinear(4, 1), (0, 2), decreasing=(1,), lipschitz=2.0)  # noqa: E731
+    yield "monotone", Entry(make, (4,), None)
 
 
 LAYERS = dict(_entries())

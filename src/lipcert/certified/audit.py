@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from lipcert.certified.freeze import prove
 from lipcert.certified.lower import Function, Stretch, stretch_estimate
+from lipcert.certified.monotone import monotone
 from lipcert.certified.network import Chain, Part, Proved, as_shape
+from lipcert.certified.norms import NAMES, measure
 from lipcert.certified.op import Shape
 from lipcert.errors import positive_int
 from lipcert.verified.rounding import U64, prod_up
@@ -60,6 +62,9 @@ class AuditReport:
     lower: float  # of the whole map, by two points
     assumes: tuple[str, ...] = ()  # what the rounding bounds assume of the platform's elementary functions
     chains: tuple[ChainAudit, ...] = ()  # layers that are proved together
+    norm: str = "l2"  # in which inputs are measured
+    increasing: tuple[int, ...] = ()  # inputs, of a vector, in which no output ever falls: proved, exact function
+    decreasing: tuple[int, ...] = ()  # those in which none ever rises
 
     @property
     def ok(self) -> bool:
@@ -80,6 +85,9 @@ class AuditReport:
             "lower": self.lower,
             "assumes": list(self.assumes),
             "layers": rows,
+            **({} if self.norm == "l2" else {"norm": self.norm}),
+            **({"increasing": list(self.increasing)} if self.increasing else {}),
+            **({"decreasing": list(self.decreasing)} if self.decreasing else {}),
             **({"chains": [asdict(chain) for chain in self.chains]} if self.chains else {}),
         }
 
@@ -101,6 +109,12 @@ class AuditReport:
             f"whole map   {self.lower:.6f} ≤ L ≤ {self.lipschitz:.9f}",
             f"backbone    L ≤ {self.backbone:.9f}  (before the last linear map)",
             f"logit pairs L ≤ {widest}  (largest; this is what a radius is divided by)",
+            *([] if self.norm == "l2" else [f"norm        inputs are measured in {NAMES[self.norm]}"]),
+            *(
+                f"monotone    no output ever {moves} in the inputs {', '.join(map(str, places))}"
+                for moves, places in (("falls", self.increasing), ("rises", self.decreasing))
+                if places
+            ),
             *(f"assumed     {text}  (the platform's function; only rounding rests on it)" for text in self.assumes),
         ]
         return "\n".join(lines)
@@ -111,6 +125,7 @@ def audit(
     inputs: Tensor | Shape,
     *,
     samples: int = 4,
+    norm: str = "l2",
     tighten: Callable[[Proved], Proved] = lambda proved: proved,
 ) -> AuditReport:
     """Prove what can be proved about ``model``; a training network is frozen first.
@@ -118,6 +133,7 @@ def audit(
     Args:
         inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
         samples: how many examples are used.
+        norm: in which inputs are measured, "l2", "linf" or "l1".
         tighten: adds chains of parts that are proved together.
     """
     positive_int("samples", samples)
@@ -126,26 +142,38 @@ def audit(
             f"expected at least one example, (N, …), or the shape of one; got a tensor {tuple(inputs.shape)}."
         )
     with torch.inference_mode(False):  # the lower bounds need gradients
-        return _audit(model, inputs, samples, tighten)
+        return _audit(model, inputs, samples, norm, tighten)
 
 
 def _audit(
-    model: nn.Module, inputs: Tensor | Shape, samples: int, tighten: Callable[[Proved], Proved]
+    model: nn.Module, inputs: Tensor | Shape, samples: int, norm: str, tighten: Callable[[Proved], Proved]
 ) -> AuditReport:
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else as_shape(inputs)
-    proved = tighten(prove(model, shape, parametrized=True))
+    proved = tighten(prove(model, shape, parametrized=True, norm=norm))
     points = inputs[:samples].detach().clone() if isinstance(inputs, Tensor) else _random(shape, samples)
     start = points.detach().double().cpu()
     with torch.no_grad():
         values = [*proved.run(start), start]  # so that the place −1 is the input
         layers = tuple(
-            _audit_layer(part, values[part.inputs[0]], values[index]) for index, part in enumerate(proved.parts)
+            _audit_layer(part, values[part.inputs[0]], values[index], proved.norm_into(index))
+            for index, part in enumerate(proved.parts)
         )
         whole = _stretch(proved, start, values)
     best = {(chain.first, chain.last): chain for chain in sorted(proved.chains, key=lambda c: -c.lipschitz)}
     chains = tuple(_audit_chain(proved, chain) for chain in best.values())
     pairwise, assumes = proved.pairwise(), proved.assumes
-    return AuditReport(layers, proved.lipschitz, proved.backbone, pairwise, whole.ratio, assumes, chains)
+    monotonicity = () if any(part.proof.assumed for part in proved.parts) else monotone(proved)
+    return AuditReport(
+        layers,
+        proved.lipschitz,
+        proved.backbone,
+        pairwise,
+        whole.ratio,
+        assumes,
+        chains,
+        norm,
+        *monotonicity,
+    )
 
 
 def _audit_chain(proved: Proved, chain: Chain) -> ChainAudit:
@@ -154,16 +182,17 @@ def _audit_chain(proved: Proved, chain: Chain) -> ChainAudit:
     return ChainAudit(parts[0].name, parts[-1].name, chain.method, min(chain.lipschitz, product), product)
 
 
-def _audit_layer(part: Part, x: Tensor, value: Tensor) -> LayerAudit:
-    """``value`` is what the part computes, which is of x alone unless it has several inputs."""
+def _audit_layer(part: Part, x: Tensor, value: Tensor, norm: str = "l2") -> LayerAudit:
+    """``value`` is what the part computes, which is of x alone unless it has several inputs; x is in ``norm``."""
     proof, usable = part.proof, torch.isfinite(x).flatten(1).all(dim=1)
     stretch = Stretch(0.0, x[:0], x[:0])
     if bool(usable.any()):
-        alone = Proved((Part(part.name, (-1,) * len(part.inputs), part.step, proof),), tuple(x.shape[1:]))
+        parts = (Part(part.name, (-1,) * len(part.inputs), part.step, proof),)
+        alone = Proved(parts, tuple(x.shape[1:]), norm=norm)
         values = [value[usable], x[usable]] if len(part.inputs) == 1 else None
         stretch = _stretch(alone, x[usable], values)
     verdict = "ASSUMED" if proof.assumed else "PROVED" if proof.proved else "UNKNOWN"
-    refuted = contradicts(stretch, part)
+    refuted = contradicts(stretch, part, norm)
     return LayerAudit(
         part.name,
         part.op,
@@ -185,9 +214,10 @@ def _stretch(proved: Proved, x: Tensor, values: list[Tensor] | None) -> Stretch:
         lambda x: proved.run(x, fast=large)[-1],
         x,
         dtype=torch.float32 if large else torch.float64,
-        measure=lambda x: _measure(proved, [*proved.run(x), x]),
+        measured=lambda x: _measure(proved, [*proved.run(x), x]),
         at_points=None if values is None else _measure(proved, values),
         upper=proved.lipschitz,
+        norms=(proved.norm, proved.norm_at(len(proved.parts) - 1)),
     )
 
 
@@ -205,8 +235,10 @@ def repeated(part: Part) -> Function:
     return lambda x: part.forward(*[x] * len(part.inputs))
 
 
-def contradicts(stretch: Stretch, part: Part) -> bool:
+def contradicts(stretch: Stretch, part: Part, norm: str = "l2") -> bool:
     """Whether two points contradict the constant that a part claims, or the one that is proved about it.
+
+    They are measured in ``norm``.
 
     Where its rounding error is unknown, the excess could be rounding, which shrinks as the points move apart: then
     it must be about as large between points sixteen times further apart.
@@ -217,12 +249,13 @@ def contradicts(stretch: Stretch, part: Part) -> bool:
     if not excess > 0:
         return False
     first, second = stretch.first[None], stretch.second[None]
-    norms = torch.cat((first, second)).flatten(1).norm(dim=1)
+    norms = measure(torch.cat((first, second)), norm)
     if bool(torch.isfinite(proof.error_bound(proof.reached([norms] * len(part.inputs)), U64)).all()):
         return True
     with torch.no_grad():
         second = first + 16 * (second - first)
-        moved = float((run(second) - run(first)).norm()) / float((second - first).norm())
+        image = measure(run(second) - run(first), proof.norm)
+        moved = float(image) / float(measure(second - first, norm))
     return moved - claim >= excess / 4
 
 
@@ -231,10 +264,12 @@ def _measure(proved: Proved, values: list[Tensor]) -> tuple[Tensor, Tensor]:
     errors: dict[int, Tensor] = {-1: torch.zeros(len(values[-1]), dtype=torch.float64)}
     for index, part in enumerate(proved.parts):
         proof = part.proof
-        sizes = [(values[p].flatten(1).norm(dim=1) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs]
+        sizes = [
+            (measure(values[p], proved.norm_at(p)) + errors[p]) * (1 + 2.0**-20) + 2.0**-400 for p in part.inputs
+        ]
         bound = proof.error_bound(proof.reached(sizes), U64)
         # Where no bound is known, 2⁻³⁶ of what the part itself computes stands in for it.
-        usual = 2.0**-36 * values[index].flatten(1).norm(dim=1)
+        usual = 2.0**-36 * measure(values[index], proof.norm)
         own = torch.where(torch.isfinite(bound), bound, usual)
         errors[index] = (proof.carried([errors[p] for p in part.inputs]) + own) * (1 + 2.0**-20)
     return values[-2], errors[len(proved.parts) - 1]

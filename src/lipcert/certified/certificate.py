@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lipcert.certified.certify import CertificationResult, certify
 from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.network import Proved
+from lipcert.certified.norms import NORMS
 from lipcert.certified.operators import Conv
 from lipcert.certified.records import describe
 from lipcert.errors import NotCertified
@@ -30,7 +31,13 @@ CHECKED = ("lipschitz", "lipsdp", "eclipse-fast")  # methods whose radii the che
 
 
 def save_certificate(
-    model: nn.Module, images: Tensor, labels: Tensor | None = None, *, folder: str | Path, about: str = ""
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None = None,
+    *,
+    folder: str | Path,
+    about: str = "",
+    norm: str = "l2",
 ) -> CertificationResult:
     """Freeze and certify a network of your own, and write a certificate that anyone can check.
 
@@ -40,6 +47,7 @@ def save_certificate(
         labels: integers (N,); by default the classes that the network gives.
         folder: where certificate.json and its two tensor files go; it must not hold a certificate yet.
         about: what the images are, in a few words.
+        norm: in which the radii are, "l2", "linf" or "l1".
 
     Raises:
         NotCertified: for an operation that the format does not have, or constants that are a user's word.
@@ -48,8 +56,8 @@ def save_certificate(
     if (place / "certificate.json").exists():
         raise ValueError(f"{place} holds a certificate already. Choose another folder.")
     network = freeze(model)
-    proved = prove(network, tuple(images.shape[1:]))
-    result = certify(proved, as_inputs(images), labels)
+    proved = prove(network, tuple(images.shape[1:]), norm=norm)
+    result = certify(proved, as_inputs(images), labels, norm=norm)
     place.mkdir(parents=True, exist_ok=True)
     write_certificate(place, proved, network, images, result, about=about)
     return result
@@ -92,7 +100,7 @@ def write_certificate(
     images = images.contiguous().cpu()
     content = {
         "format": FORMAT,
-        "norm": "L2",
+        "norm": NORMS[proved.norm],
         "arithmetic": "float64",
         "assumes": list(proved.assumes),
         "input_shape": list(proved.input_shape),

@@ -24,6 +24,7 @@ from lipcert.certified.audit import contradicts, repeated
 from lipcert.certified.freeze import prove
 from lipcert.certified.lower import stretch_estimate
 from lipcert.certified.network import Proved, require_ieee
+from lipcert.certified.norms import NAMES, measure
 from lipcert.certified.op import LARGEST, ROUND, UNDERFLOW, g
 from lipcert.errors import NotCertified, positive_int
 from lipcert.verified.rounding import U64
@@ -56,12 +57,16 @@ class CertificationResult:
     abstained: Tensor | None = None  # (N,) bool: no class was found; the prediction is −1
     hits: Tensor | None = None  # (N,): how many of the ``samples`` gave the predicted class
     samples: Tensor | None = None  # (N,)
+    norm: str = "l2"  # in which the radii are
 
     @property
     def guarantee(self) -> str:
         """What the radii mean, in one sentence."""
         if self.confidence is None:
-            return "No perturbation of an image by less than its radius changes the answer of this network."
+            measured = "" if self.norm == "l2" else f" in the {NAMES[self.norm]} norm"
+            return (
+                f"No perturbation of an image by less than its radius{measured} changes the answer of this network."
+            )
         return (
             "Probabilistic: the radius of each image, on its own, holds with probability at least "
             f"{self.confidence} over the random samples, for the smoothed classifier, not for the network itself."
@@ -97,6 +102,7 @@ def certify(
     images: Tensor,
     labels: Tensor | None = None,
     *,
+    norm: str = "l2",
     arithmetic: Arithmetic = "float64",
     batch_size: int = 64,
     show: Callable[[int, int], object] = lambda done, total: None,
@@ -106,6 +112,7 @@ def certify(
     Args:
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
         labels: the right classes. Without them the predicted class is certified.
+        norm: of the perturbations, "l2", "linf" or "l1".
         arithmetic: "float64", the claim includes the rounding of a float64 evaluation anywhere in the ball; or
             "real", for the exact function alone. Where a layer has no rounding bound even the logits at x are only
             as float64 computed them, and the result says so.
@@ -122,7 +129,7 @@ def certify(
             f"expected floating images (N, …); got {images.dtype} {tuple(images.shape)}. Pass data.inputs()."
         )
     require_labels(images, labels)
-    proved = usable_chain(model, images, arithmetic)
+    proved = usable_chain(model, images, arithmetic, norm)
     classes = max(2, proved.shape[0])
     if labels is not None and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
@@ -158,6 +165,7 @@ def certify(
         tuple(part.name for part in proved.parts if part.proof.assumed),
         errors,
         proved.assumes,
+        norm=norm,
     )
 
 
@@ -177,14 +185,16 @@ def require_labels(images: Tensor, labels: Tensor | None) -> None:
         )
 
 
-def usable_chain(model: nn.Module | Proved, inputs: Tensor, arithmetic: str) -> Proved:
+def usable_chain(model: nn.Module | Proved, inputs: Tensor, arithmetic: str, norm: str = "l2") -> Proved:
     """The chain of ``model``. What would make a claim about ``inputs`` false or empty is refused first."""
     if arithmetic not in ("float64", "real"):
         raise ValueError(f"arithmetic must be 'float64' or 'real'; got {arithmetic!r}. Use 'float64'.")
     if inputs.is_complex() or inputs.is_sparse or inputs.is_meta or inputs.dtype not in READABLE:
         raise ValueError(f"inputs must be an ordinary real tensor; got {inputs.dtype} on {inputs.device}.")
     require_ieee()
-    proved = model if isinstance(model, Proved) else prove(model, tuple(inputs.shape[1:]))
+    proved = model if isinstance(model, Proved) else prove(model, tuple(inputs.shape[1:]), norm=norm)
+    if proved.norm != norm:
+        raise ValueError(f"the proof is about inputs in {NAMES[proved.norm]}; got norm={norm!r}. Prove it again.")
     require_provable(proved)
     require_shape(proved, inputs)
     if arithmetic == "float64":
@@ -270,13 +280,13 @@ def walk(proved: Proved, x: Tensor) -> tuple[Tensor, list[Tensor]]:
             # Free what no later part reads.
             values = {place: kept for place, kept in values.items() if last[place] > index} | {index: value}
             if index + 1 < len(proved.parts):
-                sizes.append(_norms_up(value))
-    return value, [*sizes, _norms_up(x)]
+                sizes.append(_norms_up(value, part.proof.norm))
+    return value, [*sizes, _norms_up(x, proved.norm)]
 
 
-def _norms_up(x: Tensor) -> Tensor:
+def _norms_up(x: Tensor, norm: str) -> Tensor:
     # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
-    return x.flatten(1).double().norm(dim=1) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400
+    return measure(x.double(), norm) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400
 
 
 def errors_along(
@@ -383,11 +393,17 @@ def error_terms(proved: Proved, err: Tensor, norms: Tensor, distances: Tensor, l
 
 
 def output_interval(
-    model: nn.Module | Proved, inputs: Tensor, radius: float | Tensor, *, arithmetic: Arithmetic = "float64"
+    model: nn.Module | Proved,
+    inputs: Tensor,
+    radius: float | Tensor,
+    *,
+    norm: str = "l2",
+    arithmetic: Arithmetic = "float64",
 ) -> tuple[Tensor, Tensor]:  # (N, …), () or (N,) → (N, outputs), twice
     """Bounds of every output over all points within ``radius`` of each input: regression with a guarantee.
 
-    They hold in real arithmetic and, unless ``arithmetic="real"``, for a float64 evaluation anywhere in the ball.
+    ``norm`` is that of the radius. The bounds hold in real arithmetic and, unless ``arithmetic="real"``, for a
+    float64 evaluation anywhere in the ball.
     """
     require_tensors(inputs=inputs)
     try:
@@ -399,7 +415,7 @@ def output_interval(
             f"radius must be finite and at least 0, one number or one for each input; got {radius!r:.60}. Pass the "
             "size of the ball."
         )
-    proved = usable_chain(model, inputs, arithmetic)
+    proved = usable_chain(model, inputs, arithmetic, norm)
     exact = arithmetic == "real"
     if exact and not proved.rounding_known:
         warnings.warn(

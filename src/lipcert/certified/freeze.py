@@ -27,12 +27,13 @@ from lipcert.algebra.scale import alive, at_least_float32, dead_as_in, scaled_bi
 from lipcert.certified import foreign, ops
 from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
 from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
+from lipcert.certified.norms import known_norm
 from lipcert.certified.op import Op, Shape, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
 from lipcert.intact import all_finite, require_intact
-from lipcert.layers import activation, forms, head, shape, tracked
+from lipcert.layers import activation, forms, head, linf, shape, tracked
 from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
 from lipcert.layers.operators import Conv
 from lipcert.verified import convolution
@@ -103,20 +104,22 @@ def prove(
     dtype: torch.dtype = torch.float64,
     block: int | None = None,
     parametrized: bool = False,
+    norm: str = "l2",
 ) -> Proved:
     """Prove a network for inputs of that shape; ``NotCertified`` names a module without a proof.
 
     The parts run in ``dtype``, with sums in blocks of ``block`` terms if that is given. ``parametrized`` allows
-    modules whose weights are computed at every call, and takes their present values.
+    modules whose weights are computed at every call, and takes their present values. Inputs are measured in
+    ``norm``.
     """
-    shape = as_shape(input_shape)
+    shape, norm = as_shape(input_shape), known_norm(norm)
     require_ieee()
     # Autocast would narrow the products of float32 parts; tensors of inference mode have no gradients.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         network = as_network(model, parametrized=parametrized)
         if not len(network):
             raise NotCertified("the network has no layers. Pass a network.")
-        return prove_network(network, shape, dtype, block)
+        return prove_network(network, shape, dtype, block, norm)
 
 
 def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
@@ -217,6 +220,9 @@ class _Graph:
         if kind is shape.ConvexCombination:
             assert isinstance(module, shape.ConvexCombination)
             return self._combine(module, name, source)
+        if kind is shape.Monotone:
+            assert isinstance(module, shape.Monotone)
+            return self._monotone(module, name, source)
         if kind in LAYERS:
             for part in module.modules():
                 if hasattr(part, "require_sound"):
@@ -287,6 +293,28 @@ class _Graph:
         ]
         self.nodes.append(Node(f"{folder}sum", ops.Combination(weights.float()), tuple(ends)))
         return f"{folder}sum"
+
+    def _monotone(self, layer: shape.Monotone, name: str, source: str) -> str:
+        """f(x) + K(Σ x_i − Σ x_j): f is made smaller by 2⁻²², more than rounding K may lose."""
+        folder = f"{name}." if name else ""
+        end = self.add(layer.network, f"{folder}network", source)
+        rise = flexible(_rise, layer.features, layer.decreasing, layer.lipschitz, layer.outputs)
+        self.nodes.append(Node(f"{folder}rise", rise, (source,)))
+        self.nodes.append(
+            Node(f"{folder}sum", ops.Combination(torch.tensor([1 - 2.0**-22, 1.0])), (end, f"{folder}rise"))
+        )
+        return f"{folder}sum"
+
+
+def _rise(features: Shape, decreasing: Shape, constant: float, outputs: int, shape: Shape) -> Op:
+    """K·(Σ x_i over features − Σ x_j over decreasing), once for each output."""
+    require(
+        len(shape) == 1 and max(*features, *decreasing, 0) < shape[0],
+        f"it needs vectors with the inputs {(*features, *decreasing)}, got shape {shape}.",
+    )
+    weight = torch.zeros(outputs, shape[0])
+    weight[:, list(features)], weight[:, list(decreasing)] = constant, -constant
+    return ops.Linear(weight, None, 0)
 
 
 def _own(op: Op) -> Op:
@@ -529,6 +557,15 @@ def _conv(layer: forms.Affine) -> list[Op]:
     return [ops.Conv(weight, _bias(layer), *_geometry(layer.operator))]
 
 
+def _linf_linear(layer: linf.LinfLinear) -> list[Op]:
+    def norm(op: Op) -> float:
+        # A hair above: the result leaves room for a checker's own proof.
+        return op.prove_in(layer.norm, (layer.in_features,)).lipschitz * (1 + 2.0**-27)
+
+    weight, bias = _doubled(layer).scaled_weight().detach(), _bias(layer)
+    return [_contracted(lambda stored: ops.Linear(stored, bias), weight, norm)]
+
+
 def _tracked(layer: tracked.Tracked) -> list[Op]:
     """W and b as they are: nothing was divided, so the constant is the norm that the op proves."""
     weight, bias = layer.plain_weight().detach(), layer.plain_bias()
@@ -716,6 +753,7 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     head.NormalizedHead: lambda layer: [ops.Linear(_doubled(layer).rows().float(), _bias(layer))],
     **dict.fromkeys((tracked.TrackedLinear, tracked.TrackedConv2d, tracked.LinearResidualConv2d), _tracked),
     head.LinearHead: _linear_head,
+    linf.LinfLinear: _linf_linear,
     head.FirstLogits: lambda layer: [flexible(foreign.take_channels, 0, layer.num_classes, 1)],
     activation.MaxMin: lambda layer: [ops.GroupSort(2, inner_axis(layer.dim), True)],
     activation.GroupSort: lambda layer: [ops.GroupSort(layer.group_size, inner_axis(layer.dim))],

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lipcert.certified.norms import DUAL, apart, common, rows_up
 from lipcert.certified.op import ROUND, Op, Proof, Shape, array, require
 from lipcert.certified.ops import CLASSES, Assumed, Function, Linear
 from lipcert.errors import NotCertified
 from lipcert.intact import all_finite
 from lipcert.verified import rounding
-from lipcert.verified.rounding import norm_up, prod_up, up
+from lipcert.verified.rounding import prod_up
 
 INPUT = "input"
 ROOM = 1 + 2.0**-28  # of a constant, for a checker whose own proof rounds otherwise
@@ -132,7 +133,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Head:
-    """The rows w_j and biases of a last linear map in float64, and ‖w_j‖ rounded up."""
+    """The rows w_j and biases of a last linear map in float64, and ‖w_j‖ in the dual norm, rounded up."""
 
     weight: Tensor
     bias: Tensor
@@ -161,6 +162,7 @@ class Proved:
     parts: tuple[Part, ...]
     input_shape: Shape
     chains: tuple[Chain, ...] = ()
+    norm: str = "l2"  # of the input
 
     @property
     def shape(self) -> Shape:
@@ -211,6 +213,14 @@ class Proved:
         (place,) = self.parts[-1].inputs
         return 1.0 if place < 0 else self.constants[place]
 
+    def norm_at(self, place: int) -> str:
+        """The norm of what a part computes; −1 is the input."""
+        return self.norm if place < 0 else self.parts[place].proof.norm
+
+    def norm_into(self, index: int) -> str:
+        """The norm in which a part takes its inputs."""
+        return common(self.norm_at(place) for place in self.parts[index].inputs)
+
     def run(self, x: Tensor, *, fast: bool = False) -> list[Tensor]:
         """What every part computes; the last is the output. ``fast``: as deployed, not as it is proved."""
         values: list[Tensor] = []
@@ -247,11 +257,14 @@ class Proved:
         assert isinstance(step, Linear)
         weight = step.weight.double().cpu()
         bias = torch.zeros(len(weight)) if step.bias is None else step.bias.cpu()
-        return Head(weight, bias.double(), torch.from_numpy(norm_up(array(weight), axis=1)))
+        return Head(weight, bias.double(), torch.from_numpy(rows_up(array(weight), DUAL[self.norm_into(-1)])))
 
     @cached_property
     def distances(self) -> Tensor:  # (C, C) float64
-        """‖w_i − w_j‖ of the last rows, rounded up; √2 without a head. With one output, ‖w‖ or 1."""
+        """‖w_i − w_j‖ of the last rows, rounded up, in the dual norm; with one output ‖w‖.
+
+        Without a head √2, in L∞ 2 and in L1 1; with one output 1.
+        """
         classes = self.shape[0]
         if classes > MOST_CLASSES:
             raise NotCertified(
@@ -259,12 +272,12 @@ class Proved:
                 f"{MOST_CLASSES:,}. Certify a network with fewer classes."
             )
         if self.head is None:
-            same = 1.0 if classes == 1 else up(math.sqrt(2.0), 1)
+            same = 1.0 if classes == 1 else apart(self.norm_at(len(self.parts) - 1))
             return torch.full((classes, classes), same, dtype=torch.float64)
         if classes == 1:
             return self.head.norms[:, None]
-        rows = array(self.head.weight)
-        return torch.from_numpy(np.stack([norm_up(row - rows, axis=1) for row in rows]) * (1 + 2.0**-50))
+        rows, dual = array(self.head.weight), DUAL[self.norm_into(-1)]
+        return torch.from_numpy(np.stack([rows_up(row - rows, dual) for row in rows]) * (1 + 2.0**-50))
 
 
 def _through(proof: Proof, before: list[float]) -> float:
@@ -286,16 +299,20 @@ def _through(proof: Proof, before: list[float]) -> float:
     return math.nextafter(total * proof.lipschitz, math.inf) if proof.lipschitz else 0.0
 
 
-def prove_network(network: Network, shape: Shape, dtype: torch.dtype, block: int | None) -> Proved:
+def prove_network(
+    network: Network, shape: Shape, dtype: torch.dtype, block: int | None, norm: str = "l2"
+) -> Proved:
     """Prove every op of ``network`` for inputs of that shape. The ops must belong to it alone."""
     shapes: dict[str, Shape] = {INPUT: shape}
+    norms = {INPUT: norm}
     places = {INPUT: -1}
     parts: list[Part] = []
     for node in network.nodes:
         label = type(node.op.module) if isinstance(node.op, Assumed) else type(node.op)
         where = f"{node.name} ({label.__qualname__})"
         try:
-            part = _proved(node, [shapes[name] for name in node.inputs], dtype, block)
+            met = common(norms[name] for name in node.inputs)
+            part = _proved(node, [shapes[name] for name in node.inputs], dtype, block, met)
         except NotCertified as refusal:
             raise NotCertified(f"{where}: {refusal}") from None
         except (RuntimeError, IndexError) as error:  # this is how torch says that shapes do not fit
@@ -305,12 +322,12 @@ def prove_network(network: Network, shape: Shape, dtype: torch.dtype, block: int
                 "the input and the layers before it."
             ) from None
         places[node.name] = len(parts)
-        shapes[node.name] = part.proof.shape
+        shapes[node.name], norms[node.name] = part.proof.shape, part.proof.norm
         parts.append(replace(part, inputs=tuple(places[name] for name in node.inputs)))
-    return Proved(tuple(parts), shape)
+    return Proved(tuple(parts), shape, norm=norm)
 
 
-def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | None) -> Part:
+def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | None, norm: str) -> Part:
     shape, step = shapes[0], node.op
     if any(other != shape for other in shapes):
         raise NotCertified(f"the branches that meet here must have one shape, but they have {shapes}.")
@@ -323,13 +340,15 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
     # A witness proves something or nothing; it is no part of the function.
     tensors = [tensor for name, tensor in step.named_buffers() if name != "witness" and tensor.is_floating_point()]
     if isinstance(step, Assumed) or all_finite(*tensors):
-        proof = step.prove(shape, block)
+        proof = step.prove_in(norm, shape, block)
     else:
-        proof = Proof(step.output_shape(shape), math.inf, "NaN or infinity in its tensors", None)
+        proof = Proof(step.output_shape(shape), math.inf, "NaN or infinity in its tensors", None, norm=norm)
     if not proof.shape:
         raise NotCertified("it must keep an axis for features behind the batch. Flatten from dimension 1.")
     if proof.lipschitz != 1.0:
         proof = replace(proof, lipschitz=proof.lipschitz * ROOM)
+    if not math.isfinite(proof.lipschitz):
+        proof = replace(proof, norm=norm)
     part = Part(node.name, (), step, proof, block)
     with torch.no_grad():
         zeros = torch.zeros(1, *shape, dtype=dtype)

@@ -19,17 +19,18 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lipcert.certified.norms import NAMES, norm_of_ones, rows_up
 from lipcert.errors import NotCertified
 from lipcert.intact import Fixed
 from lipcert.verified import rounding
-from lipcert.verified.rounding import U32, U64, norm_up
+from lipcert.verified.rounding import U32, U64
 
 Shape = tuple[int, ...]
 ROUND = 1 + 2.0**-40  # every bound takes fewer than 2¹⁰ roundings of 2⁻⁵³ to evaluate
@@ -63,6 +64,7 @@ class Proof:
     largest: float = 1.0  # modulus of the entries of its tensors, for underflow
     assumes: tuple[str, ...] = ()  # what ``error`` assumes about the platform's elementary functions
     gains: tuple[float, ...] | None = None  # one constant for each of several inputs
+    norm: str = "l2"  # in which its outputs are measured, and ``error`` holds
 
     def error_bound(self, norms: Tensor, u: float) -> Tensor:
         """e(Z); infinite where none is known, or where tensors or Z are so large that something could overflow."""
@@ -97,6 +99,7 @@ class Op(Fixed, abc.ABC):
 
     op: ClassVar[str]
     inputs: int = 1  # how many it reads
+    in_any_norm: ClassVar[bool] = False  # whether ``prove`` says what is true in L∞ and in L1, too
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,6 +125,16 @@ class Op(Fixed, abc.ABC):
     @abc.abstractmethod
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         """The constant and the rounding error for inputs of that shape. ``NotCertified`` if they do not fit."""
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        """The same with inputs that are measured in ``norm``; the proof names the norm of the outputs."""
+        if norm != "l2" and not self.in_any_norm:
+            raise NotCertified(
+                f"its constant is proved in L2, not in {NAMES[norm]}. For {NAMES[norm]} build the network from "
+                "linear maps (lipcert.layers.LinfLinear), GroupSort and functions of single entries."
+            )
+        proof = self.prove(shape, block)
+        return proof if norm == "l2" else replace(proof, norm=norm)
 
     def constant(self) -> float:
         """A Lipschitz constant for inputs of every shape, if there is one."""
@@ -232,13 +245,13 @@ def per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.to(like.dtype).view(-1, *[1] * (like.ndim - 2))
 
 
-def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, entries: int) -> float:
-    """β ≥ √(Σ γ_i b_i²) over all ``entries`` of an output, each of the b_i at as many positions."""
+def bias_norm(bias: Tensor | None, gamma: np.ndarray | None, entries: int, norm: str = "l2") -> float:
+    """β ≥ √(Σ γ_i b_i²) over all ``entries`` of an output, each of the b_i at as many positions; or in ``norm``."""
     if bias is None:
         return 0.0
     values, positions = array(bias).astype(np.float64), entries // len(bias)
     weighted = values if gamma is None else values * np.sqrt(np.abs(gamma.astype(np.float64))) * ROUND
-    return float(norm_up(weighted)) * math.sqrt(positions) * ROUND
+    return float(rows_up(weighted[None], norm)[0]) * norm_of_ones(positions, norm) * ROUND
 
 
 def affine_error(terms: int, kappa: float, beta: float) -> Error:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lipcert.activations import SLOPE_RESTRICTED, ULPS, SlopeRestricted
 from lipcert.certified import operators
 from lipcert.certified.functions import FUNCTIONS, Scalar
+from lipcert.certified.norms import norm_of_ones, rows_up
 from lipcert.certified.op import (
     CASTS,
     ROUND,
@@ -104,6 +105,7 @@ class Affine(Product):
     """x ↦ Vx + b."""
 
     product = 0  # V is the operator; 1: its adjoint
+    by_rows = False  # whether each output is a sum with one row of the stored weight, or with a part of it
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return self.operator.apply(self.weights(x.dtype), x, self.bias)
@@ -138,11 +140,23 @@ class Affine(Product):
         biggest = largest(self.weight, self.bias) * operator.scale
         return Proof(out, norm.value, norm.method, error, largest=biggest)
 
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        """Into L∞: the largest sum of magnitudes in a row, or from L1 the largest entry. |V| has the same norm."""
+        if norm == "l2" or not self.by_rows:
+            return super().prove_in(norm, shape, block)
+        out, rows = self.output_shape(shape), array(self.weight).reshape(len(self.weight), -1)
+        # Around a circular image, several taps may meet one input and add up.
+        method = "largest entry" if norm == "l1" and not getattr(self.operator, "circular", False) else "row sums"
+        constant = float(rows_up(rows, "linf" if method == "largest entry" else "l1").max())
+        error = affine_error(self.operator.sums(self.weights(), block)[0], constant, largest(self.bias))
+        return Proof(out, constant, method, error, largest=largest(self.weight, self.bias), norm="linf")
+
 
 class Linear(Affine):
     """Vx + b along one axis; ``axis`` is that of one example."""
 
     op = "linear"
+    by_rows = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None, axis: Axis = -1, groups: Count = 1) -> None:
         super().__init__()
@@ -154,6 +168,7 @@ class Conv(Affine):
     """The convolution of ``torch.nn`` with 1, 2 or 3 spatial axes."""
 
     op = "conv"
+    by_rows = True
 
     def __init__(
         self,
@@ -427,6 +442,8 @@ def _wide(witness: Tensor | None) -> Tensor | None:
 class Move(Op):
     """An op without tensors, which moves entries and rounds nothing."""
 
+    in_any_norm = True
+
     def constant(self) -> float:
         return 1.0
 
@@ -491,8 +508,17 @@ class Select(Op):
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         times = math.prod(_most_frequent(index) for index in self.indices if index is not None)
         constant = float(times) if times <= 1 else root_up(Fraction(times))
+        return self._proof(shape, constant, "l2")
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        if norm == "l2":
+            return self.prove(shape, block)
+        times = math.prod(_most_frequent(index) for index in self.indices if index is not None)
+        return self._proof(shape, float(min(times, 1) if norm == "linf" else times), norm)
+
+    def _proof(self, shape: Shape, constant: float, norm: str) -> Proof:
         out, size = self.output_shape(shape), abs(self.value)
-        return Proof(out, constant, "exact", cast_error(size, out), largest=max(1.0, size))
+        return Proof(out, constant, "exact", cast_error(size, out, norm), largest=max(1.0, size), norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         for axis, index in enumerate(self.indices, start=1):
@@ -554,6 +580,9 @@ class Flexible(Op):
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         return self.at(shape).prove(shape, block)
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        return self.at(shape).prove_in(norm, shape, block)
 
     def extra_repr(self) -> str:
         return ", ".join([self.make.__name__, *map(repr, self.settings)])
@@ -620,11 +649,14 @@ class Normalize(PerChannel):
         return (x - per_channel(self.mean, x)) / per_channel(self.std, x)
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
+        return self.prove_in("l2", shape, block)
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
         out = self.output_shape(shape)
         constant = above(1 / Fraction(float(self.std.double().min())))
-        error = relative_error(2, constant, bias_norm(self.mean, None, math.prod(shape)))
+        error = relative_error(2, constant, bias_norm(self.mean, None, math.prod(shape), norm))
         biggest = max(largest(self.mean, self.std), constant)
-        return Proof(out, constant, "1/min std", error, largest=biggest)
+        return Proof(out, constant, "1/min std", error, largest=biggest, norm=norm)
 
 
 class BatchNorm(PerChannel):
@@ -653,6 +685,9 @@ class BatchNorm(PerChannel):
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
+        return self.prove_in("l2", shape, block)
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
         out = self.output_shape(shape)
         if not bool((self.variance >= 0).all()) or not 0 <= self.eps < math.inf:
             return Proof(out, math.inf, "a negative variance or ε", None)
@@ -672,11 +707,11 @@ class BatchNorm(PerChannel):
             widest = float(np.maximum(inside, 1 / inside).max())
         shift = factors * np.abs(array(self.mean).astype(np.float64))
         offset = bias_norm(
-            torch.from_numpy(np.abs(array(bias).astype(np.float64)) + 2 * shift), None, math.prod(shape)
+            torch.from_numpy(np.abs(array(bias).astype(np.float64)) + 2 * shift), None, math.prod(shape), norm
         )
         error = affine_error(11, constant, 2 * offset)
         biggest = max(widest, largest(self.mean, self.variance, weight, bias))
-        return Proof(out, constant, "largest factor", error, largest=biggest)
+        return Proof(out, constant, "largest factor", error, largest=biggest, norm=norm)
 
 
 @np.errstate(all="ignore")
@@ -697,6 +732,7 @@ class Scale(Op):
     """x ↦ factor·x."""
 
     op = "scale"
+    in_any_norm = True
 
     def __init__(self, factor: Real) -> None:
         super().__init__()
@@ -797,10 +833,30 @@ class Pool(Op):
             rest = up(rest * norm_bound(matrix).value, 3)  # 1/divisor is rounded once
         constant = root_up(square) if rest == 1 else up(root_up(square) * rest, 1)
         biggest = max(self.factor, 1 / self.factor)
-        # ``size`` − 1 sums, a quotient, a product with the factor, and ``axes`` − 1 products of divisors, which
-        # float32 rounds. It rounds the factor and up to two divisors, too: ``g`` counts these.
-        error = relative_error(size + max(2, axes), constant)
+        error = relative_error(_pool_roundings(size, axes), constant)
         return Proof(out, constant, "windows", error, largest=biggest)
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        """Into L∞: the largest sum of a row, a product over the axes; an input in L1 is no larger in L∞."""
+        if norm == "l2":
+            return self.prove(shape, block)
+        rows = [
+            (max(Fraction(b - a, d) for (a, b), d in zip(spans, parts, strict=True)), _longest(spans))
+            for spans, parts in zip(self.windows, self.divisors, strict=True)
+            if spans is not None and parts is not None
+        ]
+        constant = above(Fraction(self.factor) * math.prod(total for total, _ in rows))
+        roundings = _pool_roundings(math.prod(size for _, size in rows), len(rows))
+        biggest, error = max(self.factor, 1 / self.factor), relative_error(roundings, constant)
+        return Proof(self.output_shape(shape), constant, "windows", error, largest=biggest, norm="linf")
+
+
+def _pool_roundings(size: int, axes: int) -> int:
+    """``size`` − 1 sums, a quotient, a product with the factor, and ``axes`` − 1 products of divisors.
+
+    float32 rounds these products; it rounds the factor and up to two divisors, too: ``g`` counts these.
+    """
+    return size + max(2, axes)
 
 
 def _longest(spans: tuple[Window, ...]) -> int:
@@ -918,6 +974,10 @@ class MaxPool(Windowed):
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         return Proof(self.output_shape(shape), self.times(), "windows")
 
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
+        """Into L∞: a maximum moves by at most the largest change; an input in L1 is no larger in L∞."""
+        return self.prove(shape) if norm == "l2" else Proof(self.output_shape(shape), 1.0, "windows", norm="linf")
+
 
 class L2Pool(Windowed):
     """√(Σ x²) over each window: | ‖u‖ − ‖v‖ | ≤ ‖u − v‖."""
@@ -953,9 +1013,9 @@ def _windows(x: Tensor, axis: int, spans: tuple[Steps, ...]) -> Tensor:
     return x.index_select(axis, index.flatten()).unflatten(axis, (len(spans), longest))
 
 
-def cast_error(size: float, shape: Shape) -> Error:
+def cast_error(size: float, shape: Shape, norm: str = "l2") -> Error:
     """What float32 loses where entries are compared with numbers or replaced by them: these are rounded first."""
-    root = math.sqrt(math.prod(shape)) * ROUND
+    root = norm_of_ones(math.prod(shape), norm) * ROUND
 
     def error(norms: Tensor, u: float) -> Tensor:
         smallest = 2.0**-149 if u == U32 and size else 0.0  # a subnormal number is rounded to a multiple of it
@@ -992,29 +1052,33 @@ class Function(Op):
         return self.prove((1,)).lipschitz
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
+        return self.prove_in("l2", shape, block)
+
+    def prove_in(self, norm: str, shape: Shape, block: int | None = None) -> Proof:
         scalar = self.scalar
         slope = scalar.slope(*self.numbers)
         if not math.isfinite(slope):
             return Proof(shape, math.inf, "its parameters allow no slope", None)
         size = max(map(abs, self.numbers), default=0.0)
         # |σ(0)| too: it is log 2/β of a softplus, whose β could vanish in float32.
-        biggest, cast = max(1.0, size, slope, scalar.start(*self.numbers)), cast_error(size, shape)
+        biggest, cast = max(1.0, size, slope, scalar.start(*self.numbers)), cast_error(size, shape, norm)
         if scalar.roundings == 0:
-            return Proof(shape, slope, "exact", cast, largest=biggest)
-        start = scalar.start(*self.numbers) * math.sqrt(math.prod(shape)) * ROUND
+            return Proof(shape, slope, "exact", cast, largest=biggest, norm=norm)
+        start = scalar.start(*self.numbers) * norm_of_ones(math.prod(shape), norm) * ROUND
         inner = relative_error(scalar.roundings, 1.0)
         assumes = (f"{self.op} within {ULPS} ulp",) if scalar.smooth else ()
 
         def error(norms: Tensor, u: float) -> Tensor:
             return inner(slope * norms + start, u) + cast(norms, u)
 
-        return Proof(shape, slope, "slope", error, largest=biggest, assumes=assumes)
+        return Proof(shape, slope, "slope", error, largest=biggest, assumes=assumes, norm=norm)
 
 
 class PReLU(Op):
     """x for x ≥ 0 and w·x below, with one w or one for each channel."""
 
     op = "prelu"
+    in_any_norm = True
     weight: Tensor
 
     def __init__(self, weight: Tensor) -> None:
@@ -1100,6 +1164,7 @@ class Combination(Op):
     """Σ_k α_k x_k of several inputs of one shape, with stored α ≥ 0."""
 
     op = "combination"
+    in_any_norm = True
     weights: Tensor
 
     def __init__(self, weights: Tensor) -> None:

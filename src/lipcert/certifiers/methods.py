@@ -17,6 +17,7 @@ from lipcert.certified.audit import AuditReport
 from lipcert.certified.audit import audit as by_product
 from lipcert.certified.certify import CertificationResult
 from lipcert.certified.network import Proved
+from lipcert.certified.norms import known_norm
 from lipcert.certified.op import Shape
 
 # Where each method is: a module and its function, imported when it is used.
@@ -45,6 +46,7 @@ def certify(
     images: Tensor,
     labels: Tensor | None = None,
     *,
+    norm: str = "l2",
     method: str = "lipschitz",
     **options: Any,
 ) -> CertificationResult:
@@ -53,6 +55,7 @@ def certify(
     Args:
         model: a frozen network, one of lipcert (frozen here), or a Sequential of modules that ``audit`` knows.
         labels: the right classes. Without them the predicted class is certified.
+        norm: of the perturbations: "l2"; or "linf" or "l1", for dense networks and the method "lipschitz".
         method: "lipschitz" divides the margin by a proved constant of the whole network. "lipsdp" and
             "eclipse-fast" do so with a smaller constant for dense layers that follow each other. "local" uses
             constants that hold in balls around each image. "sdp-crown" bounds the margin in such a ball.
@@ -66,7 +69,10 @@ def certify(
     Raises:
         NotCertified: if the method has no proof for this network; the message names the layer.
     """
-    result: CertificationResult = _function(method)(model, images, labels, **options)
+    function = _function(method)
+    if _other_norm(norm, method):
+        options["norm"] = norm
+    result: CertificationResult = function(model, images, labels, **options)
     return result
 
 
@@ -99,12 +105,19 @@ def settings_of(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def audit(
-    model: nn.Module, inputs: Tensor | Shape, *, method: str = "lipschitz", samples: int = 4, **options: Any
+    model: nn.Module,
+    inputs: Tensor | Shape,
+    *,
+    norm: str = "l2",
+    method: str = "lipschitz",
+    samples: int = 4,
+    **options: Any,
 ) -> AuditReport:
     """Prove what can be proved about ``model``; a training network is frozen first.
 
     Args:
         inputs: examples (N, …), where the lower bounds are searched, or the shape of one input.
+        norm: in which inputs are measured: "l2"; or "linf" or "l1", for dense networks and the method "lipschitz".
         method: "lipschitz" multiplies the constants of the layers. "lipsdp" and "eclipse-fast" prove dense layers
             that follow each other together, and report the smaller constant.
         samples: how many examples are used.
@@ -112,10 +125,18 @@ def audit(
     """
     if method not in AUDITS:
         raise ValueError(f"method must be one of {', '.join(AUDITS)}; got {method!r}.")
+    _other_norm(norm, method)
     if method == "lipschitz":
-        return by_product(model, inputs, samples=samples, **options)
+        return by_product(model, inputs, samples=samples, norm=norm, **options)
     from lipcert.certifiers.lipsdp import tighten
 
     return by_product(
         model, inputs, samples=samples, tighten=lambda proved: tighten(proved, method=method, **options)
     )
+
+
+def _other_norm(norm: str, method: str) -> bool:
+    """Whether the norm is not L2, which methods other than "lipschitz" refuse."""
+    if known_norm(norm) != "l2" and method != "lipschitz":
+        raise ValueError(f"method={method!r} is about the L2 norm; got norm={norm!r}. Use method='lipschitz'.")
+    return norm != "l2"

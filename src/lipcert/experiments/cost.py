@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -131,7 +131,7 @@ def time_test_set(model: str, test: ImageData, *, examples: int | None = None, m
         began = time.process_time()
         links = prove(freeze(network), test.image_shape)
         proved = time.process_time()
-        balls = {"eps": (36 / 255,)} if method == "local" else {}
+        balls: dict[str, Any] = {"eps": (36 / 255,)} if method == "local" else {}
         certify(links, test.images[:count].double() / 255, test.labels[:count], method=method, **balls)
         ended = time.process_time()
     certificate = (proved - began) + (ended - proved) * len(test) / count

@@ -55,7 +55,7 @@ class _Content(BaseModel, extra="forbid"):
     """The form of a certificate; the checker reads all of it, and verifies it."""
 
     format: Literal[FORMAT]  # type: ignore[valid-type]
-    norm: Literal["L2"]
+    norm: Literal["L2", "Linf", "L1"]
     arithmetic: Literal["float64"]
     assumes: list[str]
     input_shape: Sizes

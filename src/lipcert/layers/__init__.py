@@ -13,9 +13,11 @@ from lipcert.layers.activation import MaxMin as MaxMin
 from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
 from lipcert.layers.head import FirstLogits as FirstLogits
 from lipcert.layers.head import LinearHead as LinearHead
+from lipcert.layers.linf import LinfLinear as LinfLinear
 from lipcert.layers.shape import Center as Center
 from lipcert.layers.shape import ConvexCombination as ConvexCombination
 from lipcert.layers.shape import L2Pool2d as L2Pool2d
+from lipcert.layers.shape import Monotone as Monotone
 from lipcert.layers.shape import Normalize as Normalize
 from lipcert.layers.shape import PadChannels as PadChannels
 from lipcert.layers.shape import PadImage as PadImage

@@ -244,6 +244,70 @@ class ConvexCombination(LipschitzLayer):
         return max(lipschitz_bound(branch) for branch in self.branches)
 
 
+class Monotone(LipschitzLayer):
+    """f(x) + K·(Σ x_i over ``features`` − Σ x_i over ``decreasing``) of vectors x: monotone if f is K-Lipschitz.
+
+    Then |f(x + te_i) − f(x)| ≤ K|t|, whatever the norm, so the sum cannot fall in a feature (Kitouni et al. 2023).
+    Nothing is assumed of f: ``lipcert.audit`` says in ``increasing`` and ``decreasing`` what is proved.
+
+    Args:
+        network: f, from vectors to vectors of ``outputs`` numbers.
+        features: the places of the inputs in which the result must not fall.
+        decreasing: those in which it must not rise.
+        lipschitz: K.
+
+    Shape:
+        (N, inputs) → (N, outputs).
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        features: Sequence[int],
+        *,
+        decreasing: Sequence[int] = (),
+        lipschitz: float = 1.0,
+        outputs: int = 1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"network must be a module; got {type(network).__name__}. Pass the network itself.")
+        places = [*features, *decreasing]
+        if len(set(places)) < len(places) or not all(type(i) is int and i >= 0 for i in places) or not places:
+            raise ValueError(
+                f"features and decreasing must be different places of inputs, from 0 on; got {tuple(features)} and "
+                f"{tuple(decreasing)}. Pass e.g. features=(0, 3)."
+            )
+        if not finite("lipschitz", lipschitz, cure="Pass the constant of the network.") > 0:
+            raise ValueError(f"lipschitz must be positive; got {lipschitz!r}. Pass the constant of the network.")
+        self.network, self.features, self.decreasing = network, tuple(features), tuple(decreasing)
+        self.lipschitz, self.outputs = float(lipschitz), positive_int("outputs", outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = max(*self.features, *self.decreasing, -1)
+        if x.ndim != 2 or x.shape[1] <= largest:
+            raise ValueError(
+                f"Monotone expects (N, inputs) with input {largest}; got {tuple(x.shape)}. Flatten first."
+            )
+        value = self.network(x.clone())
+        if value.shape != (len(x), self.outputs):
+            raise ValueError(
+                f"the network must give (N, {self.outputs}); got {tuple(value.shape)}. Set outputs, or change it."
+            )
+        rise = x[:, list(self.features)].sum(dim=1, keepdim=True) - x[:, list(self.decreasing)].sum(
+            dim=1, keepdim=True
+        )
+        result: Tensor = value + self.lipschitz * rise
+        return result
+
+    def proved_constant(self) -> float:
+        terms = (len(self.features) + len(self.decreasing)) * self.outputs
+        return (lipschitz_bound(self.network) + self.lipschitz * math.sqrt(terms)) * (1 + 2.0**-50)
+
+    def extra_repr(self) -> str:
+        return f"features={self.features}, decreasing={self.decreasing}, lipschitz={self.lipschitz}"
+
+
 def _per_channel(name: str, values: Sequence[float] | Tensor) -> Tensor:
     tensor = torch.as_tensor(values, dtype=torch.get_default_dtype(), device="cpu").detach().clone()
     if tensor.ndim != 1 or not len(tensor) or not bool(torch.isfinite(tensor).all()):
