@@ -564,6 +564,35 @@ def test_a_monotone_network_computes_what_it_says_and_has_its_certificate(tmp_pa
     assert lc.verify(tmp_path).ok
 
 
+def test_slopes_are_followed_through_images_by_their_constant_alone():
+    torch.manual_seed(0)
+    conv = nn.Conv1d(1, 2, 3, padding=1)
+    with torch.no_grad():
+        conv.weight.abs_()
+    tail = [nn.ReLU(), nn.Flatten(), nn.Linear(8, 1)]
+    model = nn.Sequential(nn.Unflatten(1, (1, 4)), conv, *tail)
+    report = lc.audit(model, (4,))
+    assert (report.increasing, report.decreasing) == ((), ())
+    with torch.no_grad():
+        conv.weight.zero_()
+    assert lc.audit(model, (4,)).decreasing == ()  # the constant is all that is known, and it is not exactly 0
+
+
+def test_networks_with_weights_of_one_sign_and_normalized_inputs():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3)
+    norm.weight.data = torch.tensor([1.0, -2.0, 0.5])
+    model = nn.Sequential(norm, nn.Linear(3, 8), nn.Softplus(threshold=40), nn.Linear(8, 2), nn.Tanh()).eval()
+    for layer in (model[1], model[3]):
+        layer.weight.data.abs_()
+    report = lc.audit(model, (3,))
+    assert (report.increasing, report.decreasing) == ((0, 2), (1,))
+    model[1].weight.data[:, 0] = 0
+    assert lc.audit(model, (3,)).increasing == (0, 2)
+    model[1].weight.data[3, 2] = -1e-30
+    assert lc.audit(model, (3,)).increasing == (0,)
+
+
 def test_a_network_steeper_than_k_is_noticed():
     torch.manual_seed(0)
     f = nn.Sequential(LinfLinear(2, 8, norm="l1"), MaxMin(), LinfLinear(8, 1))

@@ -308,7 +308,7 @@ MALFORMED = {  # what is no certificate, or not of this format
     "longer claim": in_claims(lambda c: c[0].append(0)),
     "claims null": set_top(claims=None),
     "format": set_top(format="lipcert-certificate-1"),
-    "norm": set_top(norm="Linf"),
+    "norm": set_top(norm="Lp"),
     "arithmetic": set_top(arithmetic="real"),
     "unknown field": set_top(note="trust me"),
     "missing field": lambda d: d.top.pop("probe"),

@@ -56,6 +56,8 @@ def monotone(proved: Proved) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _carried(part: Part, before: list[Slopes]) -> Slopes | None:
     """The slopes after a part, from those of its inputs; None where only its constant is known."""
     step, (low, high) = part.step, before[0]
+    if len(part.proof.shape) > 1:
+        return None
     if isinstance(step, Combination):
         weights = array(step.weights).astype(np.float64)[:, None, None]
         lows, highs = (np.stack(sides) for sides in zip(*before, strict=True))
@@ -65,7 +67,7 @@ def _carried(part: Part, before: list[Slopes]) -> Slopes | None:
         return _widened(sides, (weights * _largest(lows, highs)).sum(axis=0), signs, len(weights) + 1)
     if isinstance(step, Rearrange):
         return None if step.moves else (low, high)
-    if isinstance(step, Linear) and len(part.proof.shape) == 1 and step.groups == 1:
+    if isinstance(step, Linear) and step.groups == 1:
         weight = array(step.weight).astype(np.float64)
         up, down = np.maximum(weight, 0), np.minimum(weight, 0)
         positive, negative = (weight > 0).astype(np.float64), (weight < 0).astype(np.float64)
@@ -102,7 +104,7 @@ def _own_slopes(part: Part) -> tuple[Array, Array] | None:
 
 
 def _around(values: Array, roundings: int) -> tuple[Array, Array]:
-    lost = np.abs(values) * g(roundings + 1)
+    lost = np.abs(values) * g(roundings + 1) + ETA
     return values - lost, values + lost
 
 
