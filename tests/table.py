@@ -118,6 +118,34 @@ def _entries() -> Iterator[tuple[str, Entry]]:
             2, 3, (3, 2), stride=2, padding=(2, 0), dilation=(2, 3), padding_mode=p
         )
         yield f"affine-conv-dilated-{mode}", Entry(make, (2, 6, 6))
+    for bound in ("aol", "sll", "spectral", "rescaled"):
+        for kernel, stride, padding, more, dilation, groups in (
+            (3, 1, 1, 0, 1, 1),
+            (2, 2, 0, 0, 1, 1),
+            (4, 2, 1, 0, 1, 2),
+            (3, 2, 1, 1, 1, 1),
+            ((3, 2), (3, 1), (0, 1), (2, 0), 2, 1),
+        )[: 5 if bound == "aol" else 4]:
+            make = lambda b=bound, k=kernel, s=stride, p=padding, o=more, d=dilation, g=groups: (  # noqa: E731
+                lc.AffineConvTranspose2d(
+                    4, 2 * g, k, stride=s, padding=p, output_padding=o, dilation=d, groups=g, bound=b
+                )
+            )
+            name = f"affine-conv-transpose-{bound}-k{kernel}-s{stride}-p{padding}-g{groups}"
+            yield name, Entry(make, (4, 3, 3))
+    for bound in ("aol", "sll", "spectral", "full", "orthogonal"):
+        make = lambda b=bound: lc.parametrize(nn.Linear(6, 4), b)  # noqa: E731
+        yield f"drop-in-linear-{bound}", Entry(make, (6,))
+    for bound in ("aol", "sll", "spectral"):
+        for mode, stride in (("zeros", 2), ("circular", 1)):
+            make = lambda b=bound, p=mode, s=stride: lc.parametrize(  # noqa: E731
+                nn.Conv2d(4, 6, 3, stride=s, padding=1, groups=2, padding_mode=p), b
+            )
+            yield f"drop-in-conv-{bound}-{mode}", Entry(make, (4, 5, 5))
+    yield "drop-in-conv1d", Entry(lambda: lc.parametrize(nn.Conv1d(2, 3, 4, padding="same", dilation=2)), (2, 9))
+    yield "drop-in-conv3d", Entry(lambda: lc.parametrize(nn.Conv3d(2, 3, (3, 1, 2))), (2, 4, 2, 3))
+    make = lambda: lc.parametrize(nn.ConvTranspose1d(3, 2, 4, stride=3, padding=1, output_padding=2))  # noqa: E731
+    yield "drop-in-conv-transpose", Entry(make, (3, 4))
     for method in MAPS:
         for n, m, stride, image in ((2, 2, 1, (4, 6)), (1, 3, 1, (6, 4)), (3, 2, 1, (4, 4)), (1, 5, 2, (8, 4))):
             make = lambda t=method, n=n, m=m, s=stride, i=image: lc.OrthogonalConv2d(  # noqa: E731

@@ -21,6 +21,7 @@ from .layers.contract import lipschitz_bound as lipschitz_bound
 from .layers.forms import AffineConv1d as AffineConv1d
 from .layers.forms import AffineConv2d as AffineConv2d
 from .layers.forms import AffineConv3d as AffineConv3d
+from .layers.forms import AffineConvTranspose2d as AffineConvTranspose2d
 from .layers.forms import AffineLinear as AffineLinear
 from .layers.forms import GeneralConv2d as GeneralConv2d
 from .layers.forms import GeneralLinear as GeneralLinear
@@ -34,6 +35,7 @@ from .layers.forms import ResidualLinear as ResidualLinear
 from .layers.forms import SandwichConv2d as SandwichConv2d
 from .layers.forms import SandwichLinear as SandwichLinear
 from .layers.head import NormalizedHead as NormalizedHead
+from .layers.parametrize import parametrize as parametrize
 from .models.build import create_model as create_model
 from .models.presets import list_models as list_models
 from .models.presets import register_model as register_model

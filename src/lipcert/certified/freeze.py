@@ -32,10 +32,11 @@ from lipcert.certified.op import Op, Shape, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
-from lipcert.intact import all_finite, require_intact
+from lipcert.intact import all_finite, compiled_module, require_intact
 from lipcert.layers import activation, forms, head, linf, shape, tracked
 from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
-from lipcert.layers.operators import Conv
+from lipcert.layers.operators import Conv, ConvTranspose
+from lipcert.layers.parametrize import is_dropped_in
 from lipcert.verified import convolution
 from lipcert.verified.rounding import float32_down
 
@@ -192,14 +193,20 @@ class _Graph:
         if kind in _RULES:
             require_intact(module, tensors=False)
             return self._append([_assumed(module, float(_RULES[kind](module)), "assumed")], name, source)
+        layer = compiled_module(module) or module
+        dropped_in = is_dropped_in(layer)  # then it is stored as a layer of lipcert would be
         try:
-            plain = unwrapped(module, parametrized=self.parametrized)
+            if dropped_in:
+                require_finite(layer)  # before its weight is computed
+            plain = unwrapped(module, parametrized=self.parametrized or dropped_in)
             for part in plain.modules() if type(plain) in LAYERS else [plain]:
                 require_intact(part)
             if type(plain) is nn.Sequential or type(plain) is Network:
                 steps = None
             else:
                 steps = self._converted(plain, name, source)
+                if dropped_in:
+                    steps = _dropped_in(layer, steps)
         except NotCertified as refusal:
             raise NotCertified(f"{name or 'the network'} ({kind.__qualname__}): {refusal}") from None
         if isinstance(steps, str):
@@ -566,6 +573,26 @@ def _linf_linear(layer: linf.LinfLinear) -> list[Op]:
     return [_contracted(lambda stored: ops.Linear(stored, bias), weight, norm)]
 
 
+def _conv_transpose(layer: forms.AffineConvTranspose2d) -> list[Op]:
+    weight = _doubled(layer).scaled_weight().float()
+    assert isinstance(layer.operator, ConvTranspose)
+    conv = layer.operator.conv
+    padding = tuple((p, p) for p in conv.padding)
+    settings = (conv.stride, padding, conv.dilation, conv.groups, layer.operator.output_padding)
+    return [ops.OpenConvTranspose(weight, _bias(layer), *settings)]
+
+
+def _dropped_in(layer: Any, steps: Any) -> list[Op]:
+    """The op of a layer of torch.nn that ``lipcert.parametrize`` changed, with WT^(−½) as for a layer of ours."""
+    given, (op,) = layer.parametrizations.weight, steps
+    wide = copy.deepcopy(given).double().cpu()
+    with _evaluating(wide), dead_as_in(given.original.dtype):
+        weight = wide()
+    if isinstance(op, ops.Linear):
+        return [_contracted(lambda stored: op.clone(weight=stored), weight, _norm)]
+    return [op.clone(weight=weight.float())]
+
+
 def _tracked(layer: tracked.Tracked) -> list[Op]:
     """W and b as they are: nothing was divided, so the constant is the norm that the op proves."""
     weight, bias = layer.plain_weight().detach(), layer.plain_bias()
@@ -744,6 +771,7 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     forms.AffineLinear: _linear,
     forms.OrthogonalLinear: _linear,
     **dict.fromkeys((forms.AffineConv1d, forms.AffineConv2d, forms.AffineConv3d), _conv),
+    forms.AffineConvTranspose2d: _conv_transpose,
     forms.OrthogonalConv2d: _orthogonal_conv,
     forms.OrthogonalResidualConv2d: _orthogonal_residual,
     forms.GeneralLinear: _general,

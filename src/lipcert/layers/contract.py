@@ -155,6 +155,7 @@ def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = Non
     if not isinstance(module, nn.Module):
         raise ValueError(f"expected a torch module, got {type(module).__name__}. Pass the network itself.")
     from lipcert.certified.freeze import constant_of  # which imports this module
+    from lipcert.layers.parametrize import is_dropped_in, require_one_lipschitz  # likewise
 
     if input_shape is not None:
         return _a_number(constant_of(module, input_shape), module)
@@ -163,6 +164,9 @@ def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = Non
     inner = compiled_module(module)
     if inner is not None:
         return lipschitz_bound(inner)
+    if is_dropped_in(module):
+        require_one_lipschitz(module)
+        return 1.0
     if type(module) is not nn.Sequential:
         return _a_number(constant_of(module), module)
     require_intact(module)

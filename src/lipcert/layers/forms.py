@@ -20,7 +20,7 @@ from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_au
 from lipcert.errors import one_of, positive_int
 from lipcert.layers.contract import BoundedLayer, NonExpansive
 from lipcert.layers.fused import fits, normalized_linear, sampled_residual
-from lipcert.layers.operators import Circular, Conv, Dense, Operator, sizes
+from lipcert.layers.operators import Circular, Conv, ConvTranspose, Dense, Operator, sizes
 
 LOG_PSI = 20.0  # |log ψ| is cut here: what float32 can carry beside a bias
 START = math.sqrt(2) - 1  # of the lower block of Cayley's map: A and B begin with equal norms
@@ -32,9 +32,11 @@ Size = int | tuple[int, ...]
 class Form(BoundedLayer):
     """A weight for one operator, a choice of T for its columns, and a bias."""
 
-    operator: Operator
+    operator: Operator | ConvTranspose
 
-    def _set_up(self, operator: Operator, bound: str | Bound, columns: int, device: Device, dtype: Dtype) -> None:
+    def _set_up(
+        self, operator: Operator | ConvTranspose, bound: str | Bound, columns: int, device: Device, dtype: Dtype
+    ) -> None:
         self.operator = operator
         self.bound = make_bound(bound, columns, convolution=operator.axes > 0, device=device, dtype=dtype)
         self.weight = nn.Parameter(torch.empty(operator.weight_shape, device=device, dtype=dtype))
@@ -72,7 +74,9 @@ class Affine(Form):
     The scale of W cancels: WT^(−½) = ŴT̂^(−½). Follow an affine layer by any 1-Lipschitz activation.
     """
 
-    def __init__(self, operator: Operator, bound: str | Bound, bias: bool, device: Device, dtype: Dtype) -> None:
+    def __init__(
+        self, operator: Operator | ConvTranspose, bound: str | Bound, bias: bool, device: Device, dtype: Dtype
+    ) -> None:
         super().__init__()
         self._set_up(operator, bound, operator.inputs, device, dtype)
         self._set_bias(bias)
@@ -91,11 +95,8 @@ class Affine(Form):
 
     def scaled_weight(self) -> Tensor:
         """The weight of WT^(−½), an operator of norm at most 1."""
-        with no_autocast(self.weight):
-            unit, _ = self.prepared()
-            columns, t = self.bounded(unit)
-            weight = self.operator.weight_of(columns, unit, of_inputs=True)
-            return weight * self.operator.per_input(inverse_sqrt(t))
+        self.require_bound()
+        return scaled_weight(self.operator, self.bound, self.weight)
 
     def compute(self, x: Tensor) -> Tensor:
         divided = self._divided(x)
@@ -116,6 +117,15 @@ class Affine(Form):
         return normalized_linear(x, self.weight, self.bias, v)
 
 
+def scaled_weight(operator: Operator | ConvTranspose, bound: Bound, weight: Tensor) -> Tensor:
+    """The weight of WT^(−½), an operator of norm at most 1; T by a bound for the inputs of the operator."""
+    with no_autocast(weight):
+        unit, _ = bound.prepare(weight)
+        columns, t = bound(operator.input_columns(unit))
+        unit = operator.weight_of(columns, unit, of_inputs=True)
+        return unit * operator.per_input(inverse_sqrt(t))
+
+
 class Residual(Form):
     """h(x) = x − 2WT⁻¹σ(Wᵀx + b), 1-Lipschitz whenever WᵀW ⪯ T (Theorem 1, statement 2).
 
@@ -123,6 +133,7 @@ class Residual(Form):
     in [−1, 1]. With W = s·Ŵ the layer is x − 2ŴT̂⁻¹σ(s(Ŵᵀx + b/s))/s.
     """
 
+    operator: Operator
     activation: SlopeRestricted
 
     def __init__(
@@ -167,6 +178,7 @@ class General(Form):
     its condition holds for [H G] = U·C, that is H = U₁ and G = −U₁WΛ + U₂S, with every contraction U = [U₁ U₂].
     """
 
+    operator: Operator
     activation: SlopeRestricted
 
     def __init__(
@@ -461,6 +473,44 @@ class AffineConv2d(_AffineConv):
 class AffineConv3d(_AffineConv):
     __doc__ = _AffineConv.__doc__
     AXES = 3
+
+
+class AffineConvTranspose2d(Affine):
+    """g(x) = WT^(−½)x + b with W a transposed convolution, 1-Lipschitz whenever WᵀW ⪯ T.
+
+    W is the adjoint of a convolution from the output to the input, and has the same norm.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: as in ``nn.ConvTranspose2d``.
+        output_padding: added to one side of the output, less than the stride.
+        bound: the choice of T, a name or an object of ``lipcert.bounds`` with ``in_channels`` columns.
+
+    Shape:
+        (N, in_channels, H, W) → (N, out_channels, H′, W′) as in ``nn.ConvTranspose2d``. ``weight`` is
+        (in_channels, out_channels/groups, kernel_h, kernel_w), as there.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        *,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bound: str | Bound = "aol",
+        bias: bool = True,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
+        kernel, strides = sizes("kernel_size", kernel_size, 2), sizes("stride", stride, 2)
+        margin, apart = sizes("padding", padding, 2, least=0), sizes("dilation", dilation, 2)
+        more = sizes("output_padding", output_padding, 2, least=0)
+        conv = Conv(out_channels, in_channels, kernel, strides, margin, apart, groups=groups)
+        super().__init__(ConvTranspose(conv, more), bound, bias, device, dtype)
 
 
 class ResidualLinear(Residual):

@@ -269,6 +269,87 @@ class Conv:
         return text if all(d == 1 for d in self.dilation) else f"{text}, dilation={self.dilation}"
 
 
+@dataclass(frozen=True)
+class ConvTranspose:
+    """The adjoint of a zero-padded convolution, as in torch: weight (inputs, outputs/groups, *kernel).
+
+    ``conv`` is that convolution, from the outputs of this map to its inputs. A finite image keeps some rows and
+    columns of the operator on the plane, which never raises the norm.
+    """
+
+    conv: Conv
+    output_padding: Sizes
+
+    def __post_init__(self) -> None:
+        if self.conv.circular:
+            raise NotCertified("padding_mode of a transposed convolution must be 'zeros'; got 'circular'.")
+        if any(more >= s for more, s in zip(self.output_padding, self.conv.stride, strict=True)):
+            raise ValueError(
+                "output_padding must be smaller than the stride, or no convolution has that output as its image; "
+                f"got output_padding {self.output_padding} and stride {self.conv.stride}. Use less."
+            )
+
+    @property
+    def inputs(self) -> int:
+        return self.conv.outputs
+
+    @property
+    def outputs(self) -> int:
+        return self.conv.inputs
+
+    @property
+    def axes(self) -> int:
+        return self.conv.axes
+
+    @property
+    def weight_shape(self) -> Sizes:
+        return self.conv.weight_shape
+
+    def image(self, image: Sizes) -> Sizes:
+        """The size of the output for inputs of that size."""
+        conv = self.conv
+        settings = zip(image, conv.stride, conv.padding, conv.reach, self.output_padding, strict=True)
+        return tuple((n - 1) * s - 2 * p + r + 1 + more for n, s, p, r, more in settings)
+
+    def require(self, x: Tensor, layer: nn.Module) -> None:
+        """Raise ValueError unless ``x`` is (N, inputs, *image), or without N, and the output is not empty."""
+        if x.ndim not in (self.axes + 1, self.axes + 2) or x.shape[-1 - self.axes] != self.inputs:
+            shape = ", ".join(["N", str(self.inputs), *{1: "L", 2: "HW", 3: "DHW"}[self.axes]])
+            raise ValueError(
+                f"{type(layer).__name__} expects ({shape}); got {tuple(x.shape)}. Put PadChannels before it, or "
+                "build the layer for that number of channels."
+            )
+        if min(self.image(tuple(x.shape[-self.axes :]))) < 1:
+            raise ValueError(
+                f"{type(layer).__name__} has a padding {self.conv.padding} that leaves nothing of its output for "
+                f"inputs of shape {tuple(x.shape)}. Use less padding."
+            )
+
+    def input_columns(self, weight: Tensor) -> Columns:
+        """A column is one input, that is one output of the convolution: its columns in a residual."""
+        return self.conv.output_columns(weight)
+
+    def output_columns(self, weight: Tensor) -> Columns:
+        return self.conv.input_columns(weight)
+
+    def weight_of(self, columns: Columns, weight: Tensor, *, of_inputs: bool = False) -> Tensor:
+        return weight
+
+    def per_input(self, values: Tensor) -> Tensor:
+        return self.conv.per_output(values)
+
+    def apply(self, weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        conv = self.conv
+        settings = (conv.stride, conv.padding, self.output_padding, conv.groups, conv.dilation)
+        return TRANSPOSE[self.axes](channels_last(x), weight, bias, *settings)
+
+    def start(self, weight: Tensor) -> Sequence[Tensor]:
+        return self.conv.start(weight)
+
+    def __str__(self) -> str:
+        return f"{self.conv}, transposed, output_padding={self.output_padding}"
+
+
 Operator = Dense | Conv
 
 
