@@ -112,6 +112,7 @@ class AuditRecord(Record):
     lipschitz: float
     backbone: float
     largest_pairwise: float | None
+    outputs: tuple[float, ...] | None = Field(default=None, strict=False)
     lower: float
     assumes: tuple[str, ...] = Field(default=(), strict=False)
     layers: tuple[LayerRecord, ...] = Field(strict=False)

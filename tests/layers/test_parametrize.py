@@ -119,7 +119,7 @@ def test_a_network_with_a_filter():
 
 def test_no_layer_is_changed_if_one_has_no_proof():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
-    with pytest.raises(lc.NotCertified, match="1 .Conv2d.*reflect"):
+    with pytest.raises(lc.NotCertified, match=r"1 \(Conv2d\).*reflect"):
         lc.parametrize(network)
     assert not any(is_parametrized(layer) for layer in network)
     lc.parametrize(network, where=lambda name, layer: layer.padding_mode == "zeros")
@@ -198,7 +198,7 @@ def test_it_can_be_removed_and_a_copy_keeps_its_own(keep):
 
 
 def test_it_compiles():
-    network = lc.parametrize(small_cnn(), "sll")
+    network = lc.parametrize(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)), "sll")
     x = torch.rand(2, 1, 8, 8)
     torch._dynamo.reset()
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)

@@ -62,6 +62,7 @@ class AuditReport:
     lower: float  # of the whole map, by two points
     assumes: tuple[str, ...] = ()  # what the rounding bounds assume of the platform's elementary functions
     chains: tuple[ChainAudit, ...] = ()  # layers that are proved together
+    outputs: Tensor | None = None  # (C,) float64: of each output alone, as regressions need it
     norm: str = "l2"  # in which inputs are measured
     increasing: tuple[int, ...] = ()  # inputs, of a vector, in which no output ever falls: proved, exact function
     decreasing: tuple[int, ...] = ()  # those in which none ever rises
@@ -82,6 +83,7 @@ class AuditReport:
             "lipschitz": self.lipschitz,
             "backbone": self.backbone,
             "largest_pairwise": pairwise,
+            "outputs": None if self.outputs is None else self.outputs.tolist(),
             "lower": self.lower,
             "assumes": list(self.assumes),
             "layers": rows,
@@ -99,6 +101,7 @@ class AuditReport:
             for layer in self.layers
         ]
         widest = "nothing" if self.pairwise is None else f"{float(self.pairwise.max()):.9f}"
+        largest = "nothing" if self.outputs is None else f"{float(self.outputs.max()):.9f}"
         lines += [
             "",
             *(
@@ -115,6 +118,7 @@ class AuditReport:
                 for moves, places in (("falls", self.increasing), ("rises", self.decreasing))
                 if places
             ),
+            f"each output  L ≤ {largest}  (largest)",
             *(f"assumed     {text}  (the platform's function; only rounding rests on it)" for text in self.assumes),
         ]
         return "\n".join(lines)
@@ -163,17 +167,8 @@ def _audit(
     chains = tuple(_audit_chain(proved, chain) for chain in best.values())
     pairwise, assumes = proved.pairwise(), proved.assumes
     monotonicity = () if any(part.proof.assumed for part in proved.parts) else monotone(proved)
-    return AuditReport(
-        layers,
-        proved.lipschitz,
-        proved.backbone,
-        pairwise,
-        whole.ratio,
-        assumes,
-        chains,
-        norm,
-        *monotonicity,
-    )
+    constants = (proved.lipschitz, proved.backbone, pairwise, whole.ratio)
+    return AuditReport(layers, *constants, assumes, chains, proved.outputs(), norm, *monotonicity)
 
 
 def _audit_chain(proved: Proved, chain: Chain) -> ChainAudit:

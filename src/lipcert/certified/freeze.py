@@ -14,6 +14,7 @@ import copy
 import math
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -75,7 +76,7 @@ def freeze(model: nn.Module) -> Network:
     """The network as ops with buffers, in evaluation mode and float32; ``model`` is not changed.
 
     Parametrized modules of torch.nn are stored with their present weights. A ``Scale`` behind a last linear map
-    joins it, so that it costs no radius.
+    joins it, so that it costs no radius, and a ``BatchCentering`` behind a convolution joins its bias.
 
     Raises:
         NotCertified: for a module without a proof, a hook, or a parameter that is not finite.
@@ -84,7 +85,8 @@ def freeze(model: nn.Module) -> Network:
     with _evaluating(model):
         graph = _Graph(parametrized=True, freezing=True)
         graph.add(model, "", INPUT)
-        nodes = [Node(node.name, _in_float32(node), node.inputs) for node in graph.nodes]
+        folded = _fold_shifts(graph.nodes, graph.shifts)
+        nodes = [Node(node.name, _in_float32(node), node.inputs) for node in folded]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
         return Network(_fold_scale(nodes)).eval().to(device)
 
@@ -186,6 +188,7 @@ class _Graph:
         self.parametrized, self.freezing = parametrized, freezing
         self.nodes: list[Node] = []
         self.heads: set[str] = set()  # linear maps that were normalized heads
+        self.shifts: set[str] = set()  # centerings
 
     def add(self, module: nn.Module, name: str, source: str) -> str:
         """Append the ops of ``module``, which reads the node ``source``; give the name of its last node."""
@@ -235,7 +238,7 @@ class _Graph:
                 if hasattr(part, "require_sound"):
                     require_stated(part, "require_sound")
             require_finite(module)
-            if isinstance(module, tracked.Tracked):
+            if isinstance(module, (tracked.Tracked, shape.BatchCentering)):
                 module.require_sound()
             tensors = [*module.parameters(), *module.buffers()]
             near = module if all(tensor.is_cpu for tensor in tensors) else copy.deepcopy(module).cpu()
@@ -244,6 +247,8 @@ class _Graph:
                 steps = LAYERS[kind](near)
             if kind is head.NormalizedHead:
                 self.heads.add(name or "network")
+            if kind is shape.BatchCentering:
+                self.shifts.add(name or "network")
             return steps
         if kind in FOREIGN:
             if any(tensor.is_complex() for tensor in [*module.parameters(), *module.buffers()]):
@@ -361,6 +366,25 @@ def _in_float32(node: Node) -> Op:
             f"{node.name} holds numbers that float32 cannot store (beyond 3e38, or a std below 1e-45). Rescale it."
         )
     return op
+
+
+def _fold_shifts(nodes: list[Node], shifts: set[str]) -> list[Node]:
+    """The centerings called ``shifts`` join the bias of a convolution that nothing else reads."""
+    readers = Counter(name for node in nodes for name in node.inputs)
+    folded: dict[str, Node] = {}
+    renamed: dict[str, str] = {}
+    for node in nodes:
+        source = folded.get(renamed.get(node.inputs[0], node.inputs[0]))
+        if node.name in shifts and source is not None and isinstance(source.op, (ops.Conv, ops.ConvTranspose)):
+            mean, bias = node.op.get_buffer("mean").double(), source.op.bias
+            bias = -mean if bias is None else bias.double() - mean
+            if readers[node.inputs[0]] == 1 and all_finite(bias.float()):
+                folded[source.name] = Node(source.name, source.op.clone(bias=bias.float()), source.inputs)
+                renamed[node.name] = source.name
+                continue
+        inputs = tuple(renamed.get(name, name) for name in node.inputs)
+        folded[node.name] = Node(node.name, node.op, inputs)
+    return list(folded.values())
 
 
 def _fold_scale(nodes: list[Node], heads: set[str] | None = None) -> list[Node]:
@@ -760,6 +784,39 @@ def _l2_blocks(kernel: tuple[int, int], image: Shape) -> Op:
     return foreign.l2_blocks(2, kernel, kernel, image)
 
 
+def _repeated(factors: tuple[int, int], image: Shape) -> Op:
+    require(len(image) == 3, f"it needs images, got inputs of shape {image}.")
+    indices = [tuple(i for i in range(size) for _ in range(k)) for size, k in zip(image[1:], factors, strict=True)]
+    return ops.Select((None, *indices))
+
+
+def _batch_centering(layer: shape.BatchCentering) -> list[Op]:
+    shift = layer.mean.double() if layer.bias is None else layer.mean.double() - layer.bias.detach().double()
+    return [ops.Normalize(shift, torch.ones_like(shift))]
+
+
+def _layer_centering(layer: shape.LayerCentering) -> list[Op]:
+    """x − 1(1ᵀx)/n as a residual: s = relu(s) − relu(−s) for s = 1ᵀx, by two neurons with W = [1 −1], γ = 1/2n.
+
+    The row sums of |WᵀW| are 2n, so that γ is what AOL allows.
+    """
+    count = math.prod(layer.normalized_shape)
+    ones = torch.ones(2, count) * torch.tensor([[1.0], [-1.0]])
+
+    def build(gamma: np.ndarray, q: np.ndarray | None) -> ops.Residual:
+        witness = None if q is None else torch.from_numpy(q)
+        return ops.ResidualLinear(ones, torch.from_numpy(gamma), None, witness, "relu")
+
+    steps: list[Op] = [_verified(build, np.full(2, 0.5 / count), np.ones(2))]
+    if len(layer.normalized_shape) > 1:
+        merged = flexible(foreign.flatten, -len(layer.normalized_shape), -1)
+        steps = [merged, *steps, flexible(foreign.unflatten, -1, layer.normalized_shape)]
+    if layer.bias is not None:
+        shift = -layer.bias.detach().double()
+        steps.append(ops.Normalize(shift, torch.ones_like(shift)))
+    return steps
+
+
 def _clipped(layer: activation.Clipped) -> list[Op]:
     low, high = (float(end) for end in layer.limits())
     return [Function("hardtanh", (low + 0.0, high))]  # no negative zero
@@ -797,5 +854,11 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     shape.L2Pool2d: lambda layer: [flexible(_l2_blocks, layer.kernel_size)],
     shape.Center: lambda layer: [ops.Normalize(layer.mean, torch.ones_like(layer.mean))],
     shape.Normalize: lambda layer: [ops.Normalize(layer.mean, layer.std)],
-    shape.Scale: lambda layer: [ops.Scale(layer.factor)],
+    shape.BatchCentering: _batch_centering,
+    shape.LayerCentering: _layer_centering,
+    shape.ScaledUpsample2d: lambda layer: [
+        flexible(_repeated, layer.scale_factor),
+        ops.Scale(1 / math.sqrt(math.prod(layer.scale_factor))),
+    ],
+    shape.Scale: lambda layer: [ops.Scale(float(_doubled(layer).current().detach()))],
 }

@@ -237,6 +237,16 @@ class Proved:
         pairs = torch.where((self.distances > 0) & (pairs < 2.0**-1000), pairs + 2.0**-1070, pairs)  # underflow
         return pairs if self.joint_pairs is None else torch.minimum(pairs, self.joint_pairs)
 
+    def outputs(self) -> Tensor | None:  # (C,) float64
+        """The constant of each output alone, rounded up; None where nothing is proved or it is no vector."""
+        if not math.isfinite(self.backbone) or len(self.shape) != 1:
+            return None
+        if self.head is None:
+            return torch.full(self.shape, self.lipschitz, dtype=torch.float64)
+        each = self.head.norms * self.backbone * (1 + 2.0**-50)
+        each = torch.where((self.head.norms > 0) & (each < 2.0**-1000), each + 2.0**-1070, each)  # underflow
+        return each.clamp_max(self.lipschitz)
+
     @cached_property
     def joint_pairs(self) -> Tensor | None:  # (C, C) float64
         """Constants of f_i − f_j from the input on by the chains that end the network, rounded up."""

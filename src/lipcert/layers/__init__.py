@@ -14,9 +14,11 @@ from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
 from lipcert.layers.head import FirstLogits as FirstLogits
 from lipcert.layers.head import LinearHead as LinearHead
 from lipcert.layers.linf import LinfLinear as LinfLinear
+from lipcert.layers.shape import BatchCentering as BatchCentering
 from lipcert.layers.shape import Center as Center
 from lipcert.layers.shape import ConvexCombination as ConvexCombination
 from lipcert.layers.shape import L2Pool2d as L2Pool2d
+from lipcert.layers.shape import LayerCentering as LayerCentering
 from lipcert.layers.shape import Monotone as Monotone
 from lipcert.layers.shape import Normalize as Normalize
 from lipcert.layers.shape import PadChannels as PadChannels
@@ -24,6 +26,7 @@ from lipcert.layers.shape import PadImage as PadImage
 from lipcert.layers.shape import Pixelwise as Pixelwise
 from lipcert.layers.shape import Scale as Scale
 from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
+from lipcert.layers.shape import ScaledUpsample2d as ScaledUpsample2d
 from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
 from lipcert.layers.shape import TakeChannels as TakeChannels
 from lipcert.layers.tracked import LinearResidualConv2d as LinearResidualConv2d

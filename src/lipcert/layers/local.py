@@ -17,7 +17,7 @@ from lipcert.algebra.scale import at_least_float32, no_autocast
 from lipcert.errors import NotCertified
 from lipcert.layers.activation import Clipped, MaxMin
 from lipcert.layers.contract import lipschitz_bound
-from lipcert.layers.shape import Center, Normalize
+from lipcert.layers.shape import Center, Normalize, Scale
 from lipcert.layers.tracked import Tracked, chain_of
 
 COMMON_STEPS = 30  # of power iteration for a layer without masks, on one example: cheap beside a batch
@@ -77,6 +77,8 @@ def _through(layer: nn.Module, state: _State, radius: float) -> _State:
     else:  # shapes, pads and pools of lipcert.models
         moving = (layer(state.moving) > 0).to(state.moving.dtype)
     constant = state.constant * lipschitz_bound(layer) if isinstance(layer, Normalize) else state.constant
+    if isinstance(layer, Scale):
+        constant = constant * layer.current()
     return _State(value, low, high, moving, constant)
 
 

@@ -18,6 +18,8 @@ from lipcert.intact import require_intact
 from lipcert.layers.contract import LipschitzLayer, NonExpansive, lipschitz_bound
 from lipcert.layers.operators import sizes
 
+LOG_FACTOR = 20.0  # |log K| of a learned scale is cut here
+
 
 class _Blocks(NonExpansive):
     """A map of the non-overlapping blocks of an image, 1-Lipschitz because it is so on each block."""
@@ -54,6 +56,23 @@ class L2Pool2d(_Blocks):
         high, wide = self.kernel_size
         blocks = x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high))  # (…, H/h, h, W/w, w)
         return torch.linalg.vector_norm(blocks, dim=(-3, -1))
+
+
+class ScaledUpsample2d(NonExpansive):
+    """Repeats each pixel over a block and divides by √(block size): the adjoint of ``ScaledAvgPool2d``."""
+
+    def __init__(self, scale_factor: int | tuple[int, int]) -> None:
+        super().__init__()
+        self.scale_factor = sizes("scale_factor", scale_factor, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3:
+            raise ValueError(f"ScaledUpsample2d expects (N, C, H, W); got {tuple(x.shape)}. Pass images.")
+        high, wide = self.scale_factor
+        return (x / math.sqrt(high * wide)).repeat_interleave(high, dim=-2).repeat_interleave(wide, dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"scale_factor={self.scale_factor}"
 
 
 class SpaceToDepth(_Blocks):
@@ -188,23 +207,155 @@ class Normalize(LipschitzLayer):
         return math.nextafter(1.0 / smallest, math.inf)
 
 
-class Scale(LipschitzLayer):
-    """x ↦ K·x, K ≠ 0: a network with another Lipschitz constant than 1."""
+class BatchCentering(NonExpansive):
+    """x − μ + b per channel (dimension 1), with a learned b and the mean μ of the activations.
 
-    def __init__(self, factor: float) -> None:
+    In training mode μ is the mean of the batch and of all positions, so that an output depends on other inputs and
+    nothing is proved; a running mean is kept. In evaluation mode μ is that running mean: a translation. ``freeze``
+    adds it to the bias of a convolution before it, or stores it as a step of its own.
+
+    Args:
+        channels: of x.
+        bias: whether b is learned.
+        momentum: how far the running mean moves towards the mean of each batch.
+
+    Shape:
+        (N, channels, *) → the same.
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        bias: bool = True,
+        momentum: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.factor = finite("factor", factor, cure="Pass the constant K you want.")
-        if factor == 0:
-            raise ValueError("factor must not be 0. Pass the constant K you want.")
+        self.channels = positive_int("channels", channels)
+        self.momentum = finite("momentum", momentum, cure="Use 0.1.")
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum must lie above 0 and be at most 1; got {momentum!r}. Use 0.1.")
+        self.register_buffer("mean", torch.zeros(channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.factor * x
+        _broadcast(self.mean, x, self)
+        wide, mean = at_least_float32(x), at_least_float32(self.mean)
+        if self.training and x.numel():
+            mean = wide.mean(dim=(0, *range(2, x.ndim)))
+            with torch.no_grad():
+                self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
+        shift = mean if self.bias is None else mean - at_least_float32(self.bias)
+        return (wide - _broadcast(shift, x, self)).to(x.dtype)
+
+    def require_sound(self) -> None:
+        """Raise ``NotCertified`` in training mode, where an output depends on other inputs."""
+        if self.training:
+            raise NotCertified(
+                "BatchCentering subtracts the mean of its batch in training mode, so that an output depends on "
+                "other inputs. Call .eval() first: evaluation mode subtracts a stored mean."
+            )
 
     def proved_constant(self) -> float:
-        return abs(self.factor)
+        self.require_sound()
+        return super().proved_constant()
 
     def extra_repr(self) -> str:
-        return f"{self.factor}"
+        return f"{self.channels}, bias={self.bias is not None}, momentum={self.momentum}"
+
+
+class LayerCentering(NonExpansive):
+    """x − mean(x) + b, the mean over the last axes of each example: a projection, and a translation.
+
+    It is ``nn.LayerNorm`` without the division, which has no Lipschitz constant.
+
+    Args:
+        normalized_shape: the sizes of these axes, as in ``nn.LayerNorm``: (H, W) for the mean of each channel.
+        channels: b has one learned number for each of so many channels (dimension 1); without it there is no b.
+
+    Shape:
+        (N, *, *normalized_shape) → the same.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        channels: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        given = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = sizes("normalized_shape", given, len(given))
+        if not given:
+            raise ValueError("normalized_shape must have at least one size. Pass the number of features.")
+        wanted = 0 if channels is None else positive_int("channels", channels)
+        self.bias = nn.Parameter(torch.zeros(wanted, device=device, dtype=dtype)) if wanted else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = len(self.normalized_shape)
+        if x.ndim <= count or tuple(x.shape[-count:]) != self.normalized_shape:
+            expected = ", ".join(map(str, self.normalized_shape))
+            raise ValueError(
+                f"LayerCentering expects (N, *, {expected}); got {tuple(x.shape)}. Pass the sizes of the last axes."
+            )
+        wide = at_least_float32(x)
+        y = wide - wide.mean(dim=tuple(range(-count, 0)), keepdim=True)
+        return (y if self.bias is None else y + _broadcast(at_least_float32(self.bias), x, self)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, bias={self.bias is not None}"
+
+
+class Scale(LipschitzLayer):
+    """x ↦ K·x, K ≠ 0: a network with another Lipschitz constant than 1.
+
+    Args:
+        factor: K.
+        learnable: whether K > 0 is a parameter, by its logarithm, that starts at ``factor``. Behind the logits it
+            changes the loss and no certified radius, because margins and constants grow alike.
+    """
+
+    def __init__(
+        self,
+        factor: float,
+        *,
+        learnable: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.factor = finite("factor", factor, cure="Pass the constant K you want.")
+        if factor == 0 or (learnable and factor < 0):
+            raise ValueError(
+                f"factor must {'be positive if it is learned' if learnable else 'not be 0'}; got {factor!r}. Pass "
+                "the constant K you want."
+            )
+        start = torch.tensor(math.log(factor), device=device, dtype=dtype) if learnable else None
+        self.log_factor = None if start is None else nn.Parameter(start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x if self.log_factor is None else (self.current() * x).to(x.dtype)
+
+    def current(self) -> Tensor:  # ()
+        """K as it is now, differentiable; a learned one stays within e^±20."""
+        if self.log_factor is None:
+            return torch.tensor(self.factor)
+        return at_least_float32(self.log_factor).clamp(-LOG_FACTOR, LOG_FACTOR).exp()
+
+    def proved_constant(self) -> float:
+        if self.log_factor is None:
+            return abs(self.factor)
+        # The exponential is within a unit of 2⁻⁵².
+        return math.exp(float(self.log_factor.detach().double().clamp(-LOG_FACTOR, LOG_FACTOR))) * (1 + 2.0**-50)
+
+    def extra_repr(self) -> str:
+        return f"{self.factor}" if self.log_factor is None else f"{self.factor}, learnable=True"
 
 
 class ConvexCombination(LipschitzLayer):

@@ -22,6 +22,8 @@ from lipcert.errors import NotCertified, positive_int
 from lipcert.layers.contract import LipschitzLayer, NonExpansive, lipschitz_bound
 from lipcert.layers.forms import Device, Dtype, Size, orthogonal_start_
 from lipcert.layers.operators import Conv, Dense, Operator, sizes
+from lipcert.layers.parametrize import is_dropped_in
+from lipcert.layers.shape import Scale
 
 STEPS = 5  # of power iteration for each step of training, from the vector of the step before
 PER_TAP = 4  # points of the circle on which a convolution is iterated, for each tap
@@ -289,7 +291,9 @@ def lipschitz_estimate(network: nn.Module) -> Tensor:  # ()
         if isinstance(layer, Tracked):
             norm = layer.norm_estimate()
             logarithms.append(norm.clamp_min(torch.finfo(norm.dtype).tiny).log())
-        elif not isinstance(layer, (NonExpansive, nn.Flatten)):
+        elif isinstance(layer, Scale):  # a loss must see what a learned scale does to the constant
+            logarithms.append(layer.current().abs().log())
+        elif not isinstance(layer, (NonExpansive, nn.Flatten)) and not is_dropped_in(layer):
             factor = lipschitz_bound(layer)
             constant += math.log(factor) if factor > 0 else -math.inf
     if not logarithms:

@@ -10,7 +10,7 @@ from torch import nn
 
 from lipcert.layers.forms import AffineConv2d, ResidualConv2d, ResidualLinear, orthogonal_start_
 from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
-from lipcert.layers.shape import Center, Normalize, PadChannels, PadImage, ScaledAvgPool2d, SpaceToDepth
+from lipcert.layers.shape import Center, Normalize, PadChannels, PadImage, Scale, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.families import FAMILIES
 from lipcert.models.pieces import changes_width, conv, dense
 from lipcert.models.presets import model_spec
@@ -22,7 +22,8 @@ def create_model(name: str, **overrides: Any) -> nn.Sequential:
 
     Args:
         name: one of ``list_models()``.
-        overrides: fields of the spec, such as num_classes=100, image_shape=(1, 28, 28), dense_layers=3.
+        overrides: fields of the spec, such as num_classes=100, image_shape=(1, 28, 28), dense_layers=3 or
+            lipschitz=10.
     """
     return build(model_spec(name, **overrides))
 
@@ -46,7 +47,7 @@ def build(spec: ModelSpec) -> nn.Sequential:
             "of their own. Leave it out."
         )
     inner = _flat(spec) if spec.layout == "flat" else FAMILIES[spec.layout](spec)
-    backbone = nn.Sequential(*_front(spec), *inner)
+    backbone = nn.Sequential(*_front(spec), *inner, *_scale(spec))
     if spec.init == "orthogonal":
         _start_orthogonal(backbone)
     if spec.head == "first":
@@ -76,6 +77,13 @@ def _front(spec: ModelSpec) -> Iterator[nn.Module]:
     yield Center(mean) if spec.std is None else Normalize(mean, spec.std)
     if any(size % spec.block for size in spec.image_shape[1:]):
         yield PadImage(spec.block)
+
+
+def _scale(spec: ModelSpec) -> Iterator[nn.Module]:
+    if spec.lipschitz == "learned":
+        yield Scale(1.0, learnable=True)
+    elif spec.lipschitz != 1:
+        yield Scale(spec.lipschitz)
 
 
 def _flat(spec: ModelSpec) -> Iterator[nn.Module]:

@@ -74,6 +74,8 @@ class ModelSpec(ReadableErrors, BaseModel):
     """Activation of the residual layers, with slopes in [0, 1]."""
     between: Literal["maxmin", "relu"] = "maxmin"
     """What follows an affine layer: MaxMin, or ReLU, for which lipsdp and sdp-crown have proofs."""
+    lipschitz: float | Literal["learned"] = 1.0
+    """Factor before the head, so that a 1-Lipschitz backbone gets this constant; learned starts at 1."""
     init: Literal["xavier", "orthogonal"] = "xavier"
     """Xavier (the paper), or orthonormal columns, which start with T = 1 and preserve the signal."""
     num_classes: int = Field(default=10, ge=2)
@@ -89,6 +91,13 @@ class ModelSpec(ReadableErrors, BaseModel):
     @classmethod
     def _one_channel(cls, value: Any) -> Any:
         return (value,) if isinstance(value, (int, float)) else value
+
+    @field_validator("lipschitz", mode="before")
+    @classmethod
+    def _positive(cls, value: Any) -> Any:
+        if value != "learned" and not (isinstance(value, (int, float)) and 0 < value <= 1e6):
+            raise ValueError(f"lipschitz must be a number above 0 and at most 1e6, or 'learned'; got {value!r}")
+        return value
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSpec:
