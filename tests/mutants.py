@@ -675,6 +675,31 @@ def batch_mean():
     return Case(layer, (1, 2, 2), 10.0, 0.0 if torch.equal(*outputs) else math.inf)
 
 
+@mutant("a centering that subtracts the mean of its batch in evaluation mode, too", LISTED, "NotCertified")
+def batch_mean_in_evaluation():
+    class Wrong(lc.layers.BatchCentering):
+        def forward(self, x):
+            return x - x.mean(dim=(0, 2, 3), keepdim=True)
+
+    layer, image = Wrong(1).eval(), torch.zeros(1, 1, 2, 2)
+    outputs = [layer(torch.cat((image, image + other)))[0] for other in (1.0, 2.0)]
+    return Case(layer, (1, 2, 2), 1.0, 0.0 if torch.equal(*outputs) else math.inf)
+
+
+@mutant("a transposed convolution divided by the root of its largest tap sum, without lags", LISTED, "PROVED")
+def transposed_without_lags():
+    """Two inputs side by side share an output where the kernel is longer than the stride."""
+    layer = nn.ConvTranspose1d(1, 1, 3, stride=2, bias=False)
+    layer.weight.data.fill_(3**-0.5)
+    return Case(layer, (1, 9), 1.0, affine(layer, (1, 9)))
+
+
+@mutant("up-sampling by 3 × 3 divided by 2", LISTED, "PROVED")
+def upsampling_divided_by_less():
+    layer = nn.Sequential(nn.Upsample(scale_factor=3), lc.layers.Scale(0.5))
+    return Case(layer, (1, 2, 2), 1.0, affine(layer, (1, 2, 2)))
+
+
 @mutant("a norm cached before the weight changed", 14, "PROVED")
 def stale_norm():
     layer = nn.Linear(6, 4)

@@ -225,6 +225,19 @@ def test_settings_that_change_afterwards_and_weights_that_are_not_finite_are_ref
             refuse(layer)
 
 
+def test_a_bound_that_was_assigned_later_must_fit():
+    """A bound for dense weights would leave the kernel as it is, with T near 1."""
+    layer = lc.parametrize(nn.Conv2d(4, 4, 1))
+    layer.parametrizations.weight[0].bound = lc.bounds.Orthogonal()
+    for refuse in (lc.lipschitz_bound, lc.freeze, lambda layer: layer(torch.rand(1, 4, 2, 2))):
+        with pytest.raises(lc.NotCertified, match="convolutions"):
+            refuse(layer)
+    layer = lc.parametrize(nn.Linear(4, 4))
+    layer.parametrizations.weight[0].bound = lc.bounds.SLL(3)
+    with pytest.raises(ValueError, match="4 columns"):
+        lc.lipschitz_bound(layer)
+
+
 def test_two_networks_share_no_bound():
     bound = lc.bounds.SLL(4)
     first, second = (lc.parametrize(nn.Linear(4, 4), bound) for _ in range(2))

@@ -35,11 +35,16 @@ class OneLipschitz(Fixed):
         self.operator, self.bound = operator, bound
 
     def forward(self, weight: Tensor) -> Tensor:
+        self.require_bound()
         return scaled_weight(self.operator, self.bound, weight).to(weight.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """W itself: a weight that is loaded or assigned is divided, not kept."""
         return weight
+
+    def require_bound(self) -> None:
+        """Raise ``NotCertified`` if the bound is not made for this operator: a user may have assigned another."""
+        make_bound(self.bound, self.operator.inputs, convolution=self.operator.axes > 0)
 
     def extra_repr(self) -> str:
         return str(self.operator)
@@ -105,6 +110,7 @@ def require_one_lipschitz(layer: nn.Module) -> None:
         require_intact(part)
     require_finite(layer)
     one: Any = layer.parametrizations.weight[0]  # type: ignore[union-attr,index]
+    one.require_bound()
     require_stated(one.bound, "require_sound")
     one.bound.require_sound()
     if parametrizations.type_before_parametrizations(layer) not in KINDS or _operator(layer) != one.operator:
@@ -133,6 +139,7 @@ def _one_lipschitz(layer: nn.Module, bound: str | Bound) -> OneLipschitz:
     own = copy.deepcopy(bound) if isinstance(bound, Bound) else bound
     dtype = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
     made = make_bound(own, operator.inputs, convolution=convolution, device=weight.device, dtype=dtype)
+    made.start(operator.input_columns(made.prepare(weight.detach())[0]))
     return OneLipschitz(operator, made)
 
 
