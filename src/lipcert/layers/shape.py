@@ -278,7 +278,7 @@ class LayerCentering(NonExpansive):
         channels: b has one learned number for each of so many channels (dimension 1); without it there is no b.
 
     Shape:
-        (N, *, *normalized_shape) → the same.
+        (N, …, the sizes of normalized_shape) → the same.
     """
 
     def __init__(
