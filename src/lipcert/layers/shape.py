@@ -220,7 +220,7 @@ class BatchCentering(NonExpansive):
         momentum: how far the running mean moves towards the mean of each batch.
 
     Shape:
-        (N, channels, *) → the same.
+        (N, channels, …) → the same.
     """
 
     mean: Tensor
