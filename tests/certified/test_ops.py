@@ -509,10 +509,10 @@ def test_two_points_refute_every_false_proof(op):
     # Only the constants that layers promise were compared with the lower bound.
     (part,) = prove(Network([Node("a", op)]), (2,)).parts
     x = torch.full((2, 2), 1.4, dtype=torch.float64)
-    true = audit._audit_layer(part, x, part.forward(x))
+    true = audit._audit_layer(part, [x], part.forward(x))
     assert true.verdict == "PROVED"
     false = dataclasses.replace(part, proof=dataclasses.replace(part.proof, lipschitz=0.9 * true.lower))
-    report = audit._audit_layer(false, x, false.forward(x))
+    report = audit._audit_layer(false, [x], false.forward(x))
     assert report.verdict == "REFUTED"
     assert report.witness is not None
 

@@ -447,6 +447,8 @@ def test_float32_is_within_the_rounding_bound(name):
 
 
 EXACT = {  # in many digits
+    "shift": lambda x, c: x + mp.mpf(c),
+    "divide": lambda x, d: x / mp.mpf(d),
     "leaky_relu": lambda x, a: x if x >= 0 else a * x,
     "softshrink": lambda x, a: x - min(max(x, -a), a),
     "softsign": lambda x: x / (1 + abs(x)),
@@ -470,6 +472,8 @@ EXACT = {  # in many digits
     "tanhshrink": lambda x: x - mp.tanh(x),
 }
 NUMBERS = {
+    "shift": [(0.1,), (-2.3,), (1e9,)],
+    "divide": [(3.0,), (0.1,), (1e-6,), (700.0,)],
     "leaky_relu": [(0.1,), (-2.3,), (1.7,)],
     "softshrink": [(0.0,), (0.5,), (1.3,)],
     "hardtanh": [(-0.1, 2.7), (0.0, 6.0), (1.0, 1.0)],

@@ -159,7 +159,7 @@ def _audit(
     with torch.no_grad():
         values = [*proved.run(start), start]  # so that the place −1 is the input
         layers = tuple(
-            _audit_layer(part, values[part.inputs[0]], values[index], proved.norm_into(index))
+            _audit_layer(part, [values[place] for place in part.inputs], values[index], proved.norm_into(index))
             for index, part in enumerate(proved.parts)
         )
         whole = _stretch(proved, start, values)
@@ -177,11 +177,14 @@ def _audit_chain(proved: Proved, chain: Chain) -> ChainAudit:
     return ChainAudit(parts[0].name, parts[-1].name, chain.method, min(chain.lipschitz, product), product)
 
 
-def _audit_layer(part: Part, x: Tensor, value: Tensor, norm: str = "l2") -> LayerAudit:
-    """``value`` is what the part computes, which is of x alone unless it has several inputs; x is in ``norm``."""
+def _audit_layer(part: Part, inputs: list[Tensor], value: Tensor, norm: str = "l2") -> LayerAudit:
+    """``value`` is what the part computes of its inputs, which need not be the same and are in ``norm``."""
+    x = max(inputs, key=lambda value: value[0].numel())
     proof, usable = part.proof, torch.isfinite(x).flatten(1).all(dim=1)
     stretch = Stretch(0.0, x[:0], x[:0])
-    if bool(usable.any()):
+    if bool(usable.any()) and len({one.shape for one in inputs}) > 1:
+        stretch = stretch_estimate(_cropped(part, inputs), x[usable])
+    elif bool(usable.any()):
         parts = (Part(part.name, (-1,) * len(part.inputs), part.step, proof),)
         alone = Proved(parts, tuple(x.shape[1:]), norm=norm)
         values = [value[usable], x[usable]] if len(part.inputs) == 1 else None
@@ -228,6 +231,12 @@ def _large(proved: Proved) -> bool:
 def repeated(part: Part) -> Function:
     """The part as a function of one input, which each of its inputs is."""
     return lambda x: part.forward(*[x] * len(part.inputs))
+
+
+def _cropped(part: Part, inputs: list[Tensor]) -> Function:
+    """The part as a function of one input, of which each of its inputs is the beginning."""
+    shapes = [value.shape[1:] for value in inputs]
+    return lambda x: part.forward(*(x.flatten(1)[:, : shape.numel()].unflatten(1, shape) for shape in shapes))
 
 
 def contradicts(stretch: Stretch, part: Part, norm: str = "l2") -> bool:

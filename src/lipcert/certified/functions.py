@@ -73,6 +73,14 @@ FUNCTIONS: dict[str, Scalar] = {
         lambda x, low, high: x.clamp(low, high), lambda low, high: _where(low <= high), parameters=2
     ),
     "maximum": Scalar(lambda x, t: x.clamp_min(t), _one, parameters=1),
+    "shift": Scalar(lambda x, c: x + c, _one, 1, abs, 1, low=_one),
+    "divide": Scalar(
+        lambda x, d: x / d,
+        lambda d: math.nextafter(1 / d, math.inf) if d > 0 else math.nan,
+        1,
+        parameters=1,
+        low=lambda d: math.nextafter(1 / d, 0.0),
+    ),
     "leaky_relu": Scalar(F.leaky_relu, _steep, 1, parameters=1, low=lambda a: min(1.0, a)),
     "softshrink": Scalar(_softshrink, lambda a: _where(a >= 0), 1, parameters=1),
     "softsign": Scalar(lambda x: x / (1 + x.abs()), _one, 3),

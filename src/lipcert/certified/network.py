@@ -38,6 +38,7 @@ class Node:
     name: str
     op: Op
     inputs: tuple[str, ...] = (INPUT,)
+    line: str = ""  # of the user's code, if a forward method was traced
 
 
 class Network(nn.Module):
@@ -187,7 +188,7 @@ class Proved:
         constants: list[float] = []
         for index, part in enumerate(self.parts):
             before = [1.0 if place < 0 else constants[place] for place in part.inputs]
-            constants.append(_through(part.proof, before))
+            constants.append(constant_after(part.proof, before))
             for chain in self.chains:
                 if chain.last == index:
                     (start,) = self.parts[chain.first].inputs
@@ -290,7 +291,7 @@ class Proved:
         return torch.from_numpy(np.stack([rows_up(row - rows, dual) for row in rows]) * (1 + 2.0**-50))
 
 
-def _through(proof: Proof, before: list[float]) -> float:
+def constant_after(proof: Proof, before: list[float]) -> float:
     """The constant after an op, from those of its inputs."""
     gains = (proof.lipschitz,) if proof.gains is None else proof.gains
     known = all(map(math.isfinite, (*gains, *before)))
@@ -298,8 +299,9 @@ def _through(proof: Proof, before: list[float]) -> float:
         return 0.0  # exactly, so nothing is rounded up
     if proof.gains is not None:
         # Each term and the sum are rounded once more; what underflows loses at most 2⁻¹⁰⁷⁴ a term.
+        terms = [gain * constant for gain, constant in zip(proof.gains, before, strict=True)]
         try:
-            total = math.fsum(gain * constant for gain, constant in zip(proof.gains, before, strict=True))
+            total = math.hypot(*terms) if proof.side_by_side else math.fsum(terms)
         except OverflowError:
             return math.inf
         return total * ROUND + 2.0**-1060
@@ -319,10 +321,10 @@ def prove_network(
     parts: list[Part] = []
     for node in network.nodes:
         label = type(node.op.module) if isinstance(node.op, Assumed) else type(node.op)
-        where = f"{node.name} ({label.__qualname__})"
+        where = f"{node.name} ({node.line or label.__qualname__})"
         try:
-            met = common(norms[name] for name in node.inputs)
-            part = _proved(node, [shapes[name] for name in node.inputs], dtype, block, met)
+            there = [shapes[name] for name in node.inputs], [norms[name] for name in node.inputs]
+            part = _proved(node, *there, dtype, block)
         except NotCertified as refusal:
             raise NotCertified(f"{where}: {refusal}") from None
         except (RuntimeError, IndexError) as error:  # this is how torch says that shapes do not fit
@@ -333,20 +335,24 @@ def prove_network(
             ) from None
         places[node.name] = len(parts)
         shapes[node.name], norms[node.name] = part.proof.shape, part.proof.norm
-        parts.append(replace(part, inputs=tuple(places[name] for name in node.inputs)))
+        # Sizes are known now: a step that read them from other shapes has its own input alone.
+        parts.append(replace(part, inputs=tuple(places[name] for name in node.inputs[: part.step.inputs])))
     return Proved(tuple(parts), shape, norm=norm)
 
 
-def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | None, norm: str) -> Part:
-    shape, step = shapes[0], node.op
-    if any(other != shape for other in shapes):
-        raise NotCertified(f"the branches that meet here must have one shape, but they have {shapes}.")
+def _proved(
+    node: Node, shapes: list[Shape], norms: list[str], dtype: torch.dtype, block: int | None
+) -> Part:
+    """``shapes`` and ``norms`` are those of the nodes that it reads."""
+    step = node.op
     if isinstance(step, Assumed):
         step = Assumed(copy.deepcopy(step.module).to(dtype).requires_grad_(False), step.declared, step.method)
     else:
-        step = step.at(shape)
+        step = step.at(*shapes)
         known = type(step) in (*CLASSES, Function)  # a subclass could prove anything about itself
         require(known, "only the ops of lipcert are proved. Declare its constant with lipcert.register_rule.")
+    shapes, norm = shapes[: step.inputs], common(norms[: step.inputs])
+    shape = step.meet(shapes)
     # A witness proves something or nothing; it is no part of the function.
     tensors = [tensor for name, tensor in step.named_buffers() if name != "witness" and tensor.is_floating_point()]
     if isinstance(step, Assumed) or all_finite(*tensors):
@@ -361,8 +367,7 @@ def _proved(node: Node, shapes: list[Shape], dtype: torch.dtype, block: int | No
         proof = replace(proof, norm=norm)
     part = Part(node.name, (), step, proof, block)
     with torch.no_grad():
-        zeros = torch.zeros(1, *shape, dtype=dtype)
-        out = part.forward(*[zeros] * len(shapes))
+        out = part.forward(*(torch.zeros(1, *one, dtype=dtype) for one in shapes))
     if tuple(out.shape) != (1, *proof.shape) or out.dtype != dtype:
         raise NotCertified(
             f"it must give {dtype} outputs of shape {proof.shape}, but it gives {out.dtype} {tuple(out.shape[1:])}."

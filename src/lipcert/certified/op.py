@@ -65,6 +65,7 @@ class Proof:
     assumes: tuple[str, ...] = ()  # what ``error`` assumes about the platform's elementary functions
     gains: tuple[float, ...] | None = None  # one constant for each of several inputs
     norm: str = "l2"  # in which its outputs are measured, and ``error`` holds
+    side_by_side: bool = False  # what the inputs add has squares that add up, because it is in separate entries
 
     def error_bound(self, norms: Tensor, u: float) -> Tensor:
         """e(Z); infinite where none is known, or where tensors or Z are so large that something could overflow."""
@@ -73,11 +74,17 @@ class Proof:
         return torch.where(norms <= HUGE[u], self.error(norms, u), math.inf)
 
     def carried(self, values: Sequence[Tensor]) -> Tensor:
-        """What bounds of the inputs' differences become: L times that of the only input, or Σ α_k times each."""
+        """What bounds of the inputs' differences become: L times that of the only input, or Σ α_k times each.
+
+        Side by side it is √Σ (α_k times each)².
+        """
         gains = (self.lipschitz,) if self.gains is None else self.gains
-        total = gains[0] * values[0]
-        for gain, value in zip(gains[1:], values[1:], strict=True):
-            total = total + gain * value
+        terms = [gain * value for gain, value in zip(gains, values, strict=True)]
+        if self.side_by_side:
+            return _root_of_squares(torch.stack(terms))
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
         return total
 
     def reached(self, norms: Sequence[Tensor]) -> Tensor:
@@ -140,7 +147,16 @@ class Op(Fixed, abc.ABC):
         """A Lipschitz constant for inputs of every shape, if there is one."""
         raise NotCertified("its constant depends on the shape of its input. Pass the shape, or use lipcert.audit.")
 
-    def at(self, shape: Shape) -> Op:
+    def meet(self, shapes: Sequence[Shape]) -> Shape:
+        """The shape in which its inputs meet: ``output_shape`` and ``prove`` take it. ``NotCertified`` if none."""
+        require(
+            all(shape == shapes[0] for shape in shapes),
+            f"the values that meet here must have one shape, but they have {_listed(shapes)}. Nothing is "
+            "broadcast: repeat the smaller one by .expand().",
+        )
+        return shapes[0]
+
+    def at(self, shape: Shape, *others: Shape) -> Op:
         """The same op for inputs of that shape, as a file has it: all sizes written out, axes counted from 0."""
         axis: int = self.fields().get("axis", 0)
         return self if axis >= 0 else self.clone(axis=example_axis(axis, shape))
@@ -188,6 +204,14 @@ class Op(Fixed, abc.ABC):
         return ", ".join([*parts, *(f"{key}={value!r}" for key, value in settings.items() if value is not None)])
 
 
+def _root_of_squares(terms: Tensor) -> Tensor:  # (K, …) → (…)
+    """√Σ t² of numbers t ≥ 0, up to a few roundings: divided by the largest, so that no square of it vanishes."""
+    most = terms.amax(dim=0)
+    usable = torch.isfinite(most) & (most > 0)
+    scaled = terms / torch.where(usable, most, 1.0)
+    return torch.where(usable, most * scaled.square().sum(dim=0).sqrt(), most)
+
+
 @functools.cache
 def arguments(kind: type[Op]) -> tuple[str, ...]:
     """The names of the constructor's arguments, which are the fields of the op in a file."""
@@ -208,6 +232,10 @@ def plain(tensor: Tensor, where: str) -> Tensor:
     require(not tensor.is_meta and not tensor.is_sparse, f"{where} has no values. Load weights.")
     copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return copied if copied.dtype in (torch.float32, torch.float64) else copied.float()
+
+
+def _listed(shapes: Sequence[Shape]) -> str:
+    return " and ".join(map(str, shapes))
 
 
 def require(condition: bool, message: str) -> None:

@@ -9,7 +9,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -257,7 +259,7 @@ class OpenConvTranspose(ConvTranspose):
         axes = zip(shape[1:], self.stride, self.padding, self.dilation, taps, self.output_padding, strict=True)
         return tuple((n - 1) * s - sum(p) + d * (k - 1) + 1 + more for n, s, p, d, k, more in axes)
 
-    def at(self, shape: Shape) -> Op:
+    def at(self, shape: Shape, *others: Shape) -> Op:
         _, *size = self.output_shape(shape)
         settings = (self.stride, self.padding, self.dilation, self.groups, tuple(size))
         written = ConvTranspose(self.weight, self.bias, *settings)
@@ -554,20 +556,24 @@ def _taken(x: Tensor, axis: int, index: tuple[int, ...], value: float) -> Tensor
 class Flexible(Op):
     """A step without tensors whose sizes follow from the shape of its input: the op is make(*settings, shape).
 
-    ``isometry``: whether it only moves, drops or adds entries, so that its constant is 1 for every shape.
+    ``isometry``: whether it only moves, drops or adds entries, so that its constant is 1 for every shape. Of all
+    ``inputs`` but the first only the shapes matter: a ``Size`` among the settings names one of their axes.
     """
 
     op = "flexible"
 
-    def __init__(self, make: Callable[..., Op], settings: tuple[Any, ...] = (), isometry: bool = False) -> None:
+    def __init__(
+        self, make: Callable[..., Op], settings: tuple[Any, ...] = (), isometry: bool = False, inputs: int = 1
+    ) -> None:
         super().__init__()
-        self.make, self.settings, self.isometry = make, settings, isometry
-        self._made: dict[Shape, Op] = {}
+        self.make, self.settings, self.isometry, self.inputs = make, settings, isometry, inputs
+        self._made: dict[tuple[Shape, ...], Op] = {}
 
-    def at(self, shape: Shape) -> Op:
-        if shape not in self._made:
-            self._made[shape] = self.make(*self.settings, shape)
-        return self._made[shape]
+    def at(self, shape: Shape, *others: Shape) -> Op:
+        shapes = (shape, *others)
+        if shapes not in self._made:
+            self._made[shapes] = self.make(*resolved(self.settings, shapes), shape)
+        return self._made[shapes]
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.at(shape).output_shape(shape)
@@ -575,8 +581,9 @@ class Flexible(Op):
     def constant(self) -> float:
         return 1.0 if self.isometry else super().constant()
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return self.at(tuple(x.shape[1:]))(x)
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+        result: Tensor = self.at(*(tuple(value.shape[1:]) for value in (x, *others)))(x)
+        return result
 
     def prove(self, shape: Shape, block: int | None = None) -> Proof:
         return self.at(shape).prove(shape, block)
@@ -586,6 +593,41 @@ class Flexible(Op):
 
     def extra_repr(self) -> str:
         return ", ".join([self.make.__name__, *map(repr, self.settings)])
+
+
+BATCH = "batch"  # the number of examples, among the sizes of a batch
+
+
+@dataclass(frozen=True)
+class Size:
+    """A whole number that is known with the shapes of the inputs of a ``Flexible``.
+
+    It is a size of the ``source``-th input, whose axis counts from the batch, or ``function`` of such numbers.
+    """
+
+    source: int | str = 0  # a number in a ``Flexible``; the name of a node before
+    axis: Any = 0  # or a slice of axes
+    function: Callable[..., Any] | None = None
+    operands: tuple[Any, ...] = ()
+
+    def value(self, shapes: Sequence[Shape]) -> Any:
+        if self.function is None:
+            assert isinstance(self.source, int)
+            return (BATCH, *shapes[self.source])[self.axis]
+        numbers = resolved(self.operands, shapes)
+        require(BATCH not in numbers, "a size is computed from the number of examples. Keep the batch as it is.")
+        return self.function(*numbers)
+
+
+def resolved(value: Any, shapes: Sequence[Shape]) -> Any:
+    """``value`` with numbers in the place of each ``Size``."""
+    if isinstance(value, Size):
+        return value.value(shapes)
+    if isinstance(value, (tuple, list)):
+        return type(value)(resolved(item, shapes) for item in value)
+    if isinstance(value, SimpleNamespace):
+        return SimpleNamespace(**{key: resolved(item, shapes) for key, item in vars(value).items()})
+    return value
 
 
 class GroupSort(Move):
@@ -1188,6 +1230,37 @@ class Combination(Op):
         return Proof(shape, total, "weights", error, largest=max(1.0, largest(self.weights)), gains=gains)
 
 
+class Concat(Op):
+    """``count`` inputs one after the other along ``axis``.
+
+    ‖(u, v)‖² = ‖u‖² + ‖v‖²: squares of constants, of norms and of errors add up.
+    """
+
+    op = "concat"
+
+    def __init__(self, axis: Axis, count: Count) -> None:
+        super().__init__()
+        self.axis, self.count = axis, count
+        self.inputs = count
+
+    def meet(self, shapes: Sequence[Shape]) -> Shape:
+        axis, first = example_axis(self.axis, shapes[0]), shapes[0]
+        others = [(*shape[:axis], 0, *shape[axis + 1 :]) for shape in shapes]
+        require(
+            all(len(shape) == len(first) for shape in shapes) and len(set(others)) == 1,
+            f"what is put together along axis {axis} must agree on every other axis, but the shapes are "
+            f"{' and '.join(map(str, shapes))}.",
+        )
+        return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.cat(inputs, placed(self.axis, inputs[0]))
+
+    def prove(self, shape: Shape, block: int | None = None) -> Proof:
+        gains = (1.0,) * self.count
+        return Proof(shape, root_up(Fraction(self.count)), "squares", gains=gains, side_by_side=True)
+
+
 class Assumed(Op):
     """A module whose constant is only declared: it is run, never stored, and every report says so."""
 
@@ -1255,5 +1328,6 @@ CLASSES: tuple[type[Op], ...] = (
     Softmax,
     LogSoftmax,
     Combination,
+    Concat,
 )
 OPS: dict[str, type[Op]] = {kind.op: kind for kind in CLASSES} | dict.fromkeys(FUNCTIONS, Function)

@@ -180,12 +180,13 @@ def _node(record: dict[str, Any], stored: dict[str, Tensor]) -> Node:
 
 
 def _shape_after(node: Node, shapes: list[Shape]) -> Shape:
-    if any(shape != shapes[0] for shape in shapes) or node.op.inputs != len(shapes):
+    if node.op.inputs != len(shapes):
         raise ValueError(f"it cannot read inputs of shapes {show(shapes)}")
-    out = node.op.output_shape(shapes[0])
+    shape = node.op.meet(shapes)
+    out = node.op.output_shape(shape)
     for what, count, most in (
         ("entries of its output", math.prod(out), MOST_ENTRIES),
-        ("numbers on the way", node.op.room(shapes[0]), MOST_PATCHES),
+        ("numbers on the way", node.op.room(shape), MOST_PATCHES),
     ):
         if not count <= most or min(out, default=0) < 1:
             raise ValueError(f"it needs {count:,} {what}, and at most {most:,} are allowed")
