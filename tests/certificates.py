@@ -173,6 +173,10 @@ class Builder:
             gains = [Fraction(float.fromhex(node["lipschitz"]))]
             if node["op"] == "combination":
                 gains = [Fraction(float(v)) for v in self.tensors[node["weights"]]]
+            if node["op"] == "concat":
+                square = sum(growth[u] ** 2 for u in node["inputs"])
+                growth[node["name"]] = Fraction(math.sqrt(square) * (1 + 2.0**-50))
+                continue
             growth[node["name"]] = sum(a * growth[u] for a, u in zip(gains, node["inputs"], strict=True))
         end = self.nodes[-1]
         lipschitz = float_above(growth[end["inputs"][0] if self.has_head() else end["name"]])

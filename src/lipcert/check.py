@@ -672,22 +672,35 @@ class Node:
         # In which its inputs and its output are measured.
         self.norm_in = self.norm_out = norm
         self.op, self.name, self.inputs, self.claimed = (fields[key] for key in NODE)
-        # What a change of the inputs adds up to in the output, and their Z in its error: a combination has weights.
+        # What a change of each input adds to the output, and its Z to the error: a combination has weights.
         self.gains, self.mix = [self.claimed], [1.0]
-        self.source = self.shape = shapes[0]
-        self.require(set(shapes) == {self.source}, "all inputs must have one shape")
         self.axis = fields.get("axis", 0)
-        self.require(self.axis < len(self.source), f"there is no axis {self.axis}")
+        self.require(self.axis < len(shapes[0]), f"there is no axis {self.axis}")
+        self.source = self.shape = self.meet(shapes)
         self.room = self.size = math.prod(self.source)  # room: the numbers it holds for one input
         self.plan()
         self.room = max(self.room, budget.numbers(self.shape, where))
         self.work += self.moves * MOVE * self.room
+
+    def meet(self, shapes: Sequence[Shape]) -> Shape:  # the shape of the input, or of what several inputs make
+        self.require(len(set(shapes)) == 1, "all inputs must have one shape")
+        return shapes[0]
 
     def plan(self) -> None:
         """Compare the fields with the input, and set the shape and the work."""
 
     def prove(self) -> float:  # a Lipschitz constant; it also sets what ``error`` and ``run`` need
         return self.norm
+
+    def grow(self, growths: Sequence[Decimal]) -> Decimal:  # Λ of the node from those of its inputs
+        total = Decimal(0)
+        for gain, growth in zip(self.gains, growths, strict=True):
+            total = UP.fma(Decimal(gain), growth, total)
+        return total
+
+    def together(self, weights: Sequence[float], bounds: Array) -> Array:  # (inputs, batch) → (batch)
+        # What bounds of the inputs make of the whole input.
+        return np.asarray(np.array(weights) @ bounds * (1 + g(2 * len(bounds))))
 
     def error(self, z: Array, a: Arithmetic) -> Array:  # e(Z): of this node alone, for inputs of norm Z
         small = (a.underflow if self.roundings else 0.0) + a.flushed * self.squares
@@ -1030,6 +1043,8 @@ FUNCTIONS = {
         parameters=(REAL, REAL),
     ),
     "maximum": Function(np.maximum, at_zero=abs, parameters=(REAL,)),
+    "shift": Function(lambda x, c: x + c, 1, at_zero=abs, parameters=(REAL,)),
+    "divide": Function(lambda x, d: x / d, 1, lambda d: 1 / Fraction(d), parameters=(POSITIVE,)),
     "scale": Function(lambda x, a: a * x, 1, abs, parameters=(REAL,)),
     "leaky_relu": Function(lambda x, a: np.where(x < 0, a * x, x), 1, lambda a: max(1, abs(a)), parameters=(REAL,)),
     "softshrink": Function(
@@ -1102,6 +1117,39 @@ class Combination(Node):
 
     def run(self, *values: Array) -> Array:
         return np.asarray(sum(weight * value for weight, value in zip(self.mix, values, strict=True)))
+
+
+class Concat(Node):
+    """The inputs one after the other along an axis: squares of norms add up."""
+
+    def meet(self, shapes: Sequence[Shape]) -> Shape:
+        others = {(*shape[: self.axis], 0, *shape[self.axis + 1 :]) for shape in shapes}
+        fits = len(others) == len({len(shape) for shape in shapes}) == 1
+        self.require(fits, "the inputs must have one shape but for the axis")
+        self.require(self.fields["count"] == len(shapes), "count must be the number of inputs")
+        (other,) = others
+        return (*other[: self.axis], sum(shape[self.axis] for shape in shapes), *other[self.axis + 1 :])
+
+    def plan(self) -> None:
+        self.gains = self.mix = [1.0] * len(self.inputs)
+        self.norm = root_above(Fraction(len(self.inputs)))
+        self.room, self.work = max(2 * self.room, 4 * len(self.inputs)), len(self.inputs) * 2**15
+
+    def grow(self, growths: Sequence[Decimal]) -> Decimal:
+        total = Decimal(0)
+        for growth in growths:
+            total = UP.fma(growth, growth, total)
+        return UP.next_plus(UP.sqrt(total))  # a root is rounded to nearest
+
+    def together(self, weights: Sequence[float], bounds: Array) -> Array:
+        # Divided by the largest, so that what underflows is less than a rounding of a sum of at least 1.
+        most = bounds.max(axis=0)
+        scale = np.where((most > 0) & (most < math.inf), most, 1.0)
+        squares = ((bounds / scale) ** 2).sum(axis=0)
+        return np.asarray(scale * np.sqrt(squares) * (1 + g(len(bounds) + 8)))
+
+    def run(self, *values: Array) -> Array:
+        return np.concatenate(values, axis=self.axis + 1)
 
 
 # --- Nodes with a weight ---
@@ -1415,6 +1463,7 @@ OPS: dict[str, tuple[type[Node], dict[str, Reader]]] = {
     "softmax": (Softmax, {"axis": integer}),
     "log_softmax": (Softmax, {"axis": integer}),
     "combination": (Combination, {"weights": text}),
+    "concat": (Concat, {"axis": integer, "count": COUNT}),
 }
 
 
@@ -1443,7 +1492,8 @@ def plan_node(
         all(source in shapes for source in inputs),
         f"{where}: its inputs must be the input of the network or nodes before it",
     )
-    need(len(inputs) == 1 or (op == "combination" and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
+    several = op in ("combination", "concat")
+    need(len(inputs) == 1 or (several and len(inputs) > 1), f"{where}: has {len(inputs)} inputs")
     met = {measured[source] for source in inputs}  # L1 and L∞ meet in L∞, which is at most L1
     norm = met.pop() if len(met) == 1 else "Linf"
     return kind(fields, where, [shapes[source] for source in inputs], tensors, budget, norm)
@@ -1513,6 +1563,8 @@ def other_work(c: Certificate, nodes: Sequence[Node]) -> int:
 LOWEST: dict[str, Callable[..., float]] = {
     **{
         "identity": lambda: 1.0,
+        "shift": lambda c: 1.0,
+        "divide": lambda d: math.nextafter(1 / d, 0.0),
         "abs": lambda: -1.0,
         "leaky_relu": lambda a: min(1.0, a),
         "elu": lambda a: min(0.0, a),
@@ -1612,9 +1664,8 @@ def prove_all(nodes: Sequence[Node], budget: Budget) -> None:
     for node in nodes:
         budget.spend(node.prepare)
         known = node.others or node.norm_in == "L2"
-        node.proved, node.growth = node.prove() if known else math.inf, Decimal(0)
-        for gain, source in zip(node.gains, node.inputs, strict=True):
-            node.growth = UP.fma(Decimal(gain), growths[source], node.growth)
+        node.proved = node.prove() if known else math.inf
+        node.growth = node.grow([growths[source] for source in node.inputs])
         growths[node.name] = node.growth
 
 
@@ -1635,8 +1686,8 @@ def forward(nodes: Sequence[Node], x: Array, radius: Array, a: Arithmetic, norm:
     last, end, states = last_uses(nodes), "input", {"input": state(x, np.zeros(len(x)), Decimal(1), norm)}
     for i, node in enumerate(nodes):
         values, errors, reaches = zip(*(states[source] for source in node.inputs), strict=True)
-        end, more = node.name, 1 + g(2 * len(values))
-        z, err = np.array(node.mix) @ np.array(reaches) * more, np.array(node.gains) @ np.array(errors) * more
+        end = node.name
+        z, err = node.together(node.mix, np.array(reaches)), node.together(node.gains, np.array(errors))
         err = np.where(z < math.inf, (err + node.error(z, a)) * ROUND, math.inf)
         states[end] = state(node.run(*values), err, node.growth, node.norm_out)
         states = {name: kept for name, kept in states.items() if last.get(name, i + 1) > i}

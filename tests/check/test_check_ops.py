@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from certificates import ONE, Builder, build_all, conv_matrix, overlaps, spectral_norm, symbol_norm, verdict
+from certificates import ONE, ZERO, Builder, build_all, conv_matrix, overlaps, spectral_norm, symbol_norm, verdict
 from full import full
 from lipcert import check as checker
 from lipcert.verified.convolution import conv_norm_bound
@@ -328,6 +328,8 @@ CASES = {
     "abs": scalar("abs", torch.abs),
     "hardtanh": scalar("hardtanh", lambda x: F.hardtanh(x, -0.1, 0.7), -0.1, 0.7),
     "maximum": scalar("maximum", lambda x: x.clamp(min=-0.3), -0.3),
+    "shift": scalar("shift", lambda x: x + 0.3, 0.3),
+    "divide": scalar("divide", lambda x: x / 0.3, 0.3),
     "leaky_relu": scalar("leaky_relu", lambda x: F.leaky_relu(x, -1.7), -1.7),
     "softshrink": scalar("softshrink", lambda x: F.softshrink(x, 0.3), 0.3),
     "softsign": scalar("softsign", F.softsign, constant=1.0),
@@ -451,6 +453,8 @@ EXACT = {  # the functions of the table in arbitrary precision, with the paramet
     "tanhshrink": lambda x: x - mpmath.tanh(x),
     "leaky_relu": lambda x: x if x >= 0 else mpmath.mpf(-1.7) * x,
     "softshrink": lambda x: mpmath.sign(x) * max(abs(x) - mpmath.mpf(0.3), 0),
+    "shift": lambda x: x + mpmath.mpf(0.3),
+    "divide": lambda x: x / mpmath.mpf(0.3),
 }
 
 
@@ -563,9 +567,16 @@ def expected_error(case, z, constant):
     if op == "normalize":
         return g(2) * constant * (z + np.linalg.norm(f["mean"]) * math.sqrt(rest))
     counts = {"leaky_relu": 1, "softshrink": 1, "softsign": 3, "hardsigmoid": 4, "hardswish": 6, "tanhshrink": 18}
-    counts |= dict.fromkeys(["elu", "tanh", "sigmoid", "logsigmoid"], 17) | {"scale": 1, "prelu": 1}
+    counts |= dict.fromkeys(["elu", "tanh", "sigmoid", "logsigmoid"], 17)
+    counts |= dict.fromkeys(["scale", "prelu", "shift", "divide"], 1)
     counts |= dict.fromkeys(["celu", "selu", "softplus", "gelu", "silu", "mish"], 20)
-    starts = {"hardsigmoid": 0.5, "sigmoid": 0.5, "softplus": math.log(2) / 2.5, "logsigmoid": math.log(2)}
+    starts = {
+        "shift": 0.3,
+        "hardsigmoid": 0.5,
+        "sigmoid": 0.5,
+        "softplus": math.log(2) / 2.5,
+        "logsigmoid": math.log(2),
+    }
     if op in counts:
         return g(counts[op]) * (constant * z + starts.get(op, 0.0) * math.sqrt(size))
     return None if op.startswith(("residual", "circular")) else 0.0
@@ -824,6 +835,88 @@ def test_false_and_malformed_graphs(name, tmp_path, capsys):
     mutate, code = GRAPHS[name]
     mutate(b)
     assert verdict(b.save(tmp_path / "c"), capsys) == code
+
+
+def put_together(seed=0):
+    """Three branches of two sizes, one of them twice, along the second axis of a matrix."""
+    b = Builder((2, 3), 8, seed)
+    b.add("select", inputs=["input"], name="a", indices=[None, [2, 0]], value=ZERO)
+    b.add("tanh", inputs=["input"], name="b", parameters=[])
+    b.add("divide", 1 / 3 * (1 + 2.0**-50), ["a"], "c", parameters=[(3.0).hex()])
+    b.add("concat", root_up(4), ["a", "b", "a", "c"], "d", axis=1, count=4)
+    b.add("shift", name="e", parameters=[(0.1).hex()])
+    b.add("rearrange", name="f", split=[2, 9], order=[0, 1], shape=[18])
+    return dense(b, 3, 18, name="head", scale=0.3)
+
+
+def root_up(square):
+    return math.nextafter(math.sqrt(square), math.inf)
+
+
+def run_together(b):
+    weight, bias = (torch.tensor(b.tensors[b.nodes[-1][key]]) for key in ("weight", "bias"))
+
+    def run(x):
+        a = x[:, :, [2, 0]]
+        y = torch.cat([a, torch.tanh(x), a, a / 3], dim=2) + 0.1
+        return F.linear(y.flatten(1), weight.to(x.dtype), bias.to(x.dtype))
+
+    return run
+
+
+def longest(b):
+    """The largest constant of a branch in the place of the root of the sum of their squares."""
+    b.claims_lipschitz(1.0)
+
+
+CONCATENATIONS = {
+    "as they are": (lambda b: None, 0),
+    "in another order": (set_node(3, inputs=["b", "a", "a", "c"]), 1),
+    "the same shapes, another value": (set_node(3, inputs=["c", "b", "a", "c"]), 1),
+    "the largest constant for all": (longest, 1),
+    "a constant below the root of their number": (set_node(3, lipschitz=(1.99).hex()), 1),
+    "another count": (set_node(3, count=3), 2),
+    "a count and inputs that are too few": (set_node(3, inputs=["a", "b", "a"], count=3), 2),
+    "along an axis on which they differ": (set_node(3, axis=0), 2),
+    "along an axis that is not there": (set_node(3, axis=2), 2),
+    "an axis counted from the end": (set_node(3, axis=-1), 2),
+    "no inputs": (set_node(3, inputs=[], count=0), 2),
+    "another shift": (set_node(4, parameters=[(0.2).hex()]), 1),
+    "a divisor of 0": (set_node(2, parameters=[ZERO]), 2),
+    "a negative divisor": (set_node(2, parameters=[(-3.0).hex()]), 2),
+    "a smaller divisor": (set_node(2, parameters=[(2.9).hex()]), 1),
+}
+
+
+@pytest.mark.parametrize("name", CONCATENATIONS)
+def test_concatenations(name, tmp_path, capsys):
+    b = put_together()
+    finish(b, tmp_path / "c", run_together(b))
+    mutate, code = CONCATENATIONS[name]
+    mutate(b)
+    assert verdict(b.save(tmp_path / "c"), capsys) == code
+
+
+def test_a_concatenation_of_vectors_and_matrices_is_refused(tmp_path, capsys):
+    b = Builder((2, 3), 8, 0)
+    b.add("rearrange", inputs=["input"], name="a", split=[2, 3], order=[0, 1], shape=[6])
+    for inputs in (["input", "a"], ["a", "input"]):
+        other = copy.deepcopy(b).add("concat", 1.5, inputs, "b", axis=0, count=2)
+        assert verdict(other.save(tmp_path / "c"), capsys) == 2
+
+
+def test_bounds_of_a_concatenation_are_roots_of_squares_of_any_size(tmp_path):
+    """In exact numbers: nothing is lost where a square would underflow or overflow."""
+    node = put_together().build(tmp_path / "c")[3]
+    rng = np.random.default_rng(0)
+    for scale in (1e-200, 1e-160, 1.0, 1e150):
+        bounds = scale * np.abs(rng.standard_normal((4, 50))) * 10.0 ** rng.integers(-9, 9, (4, 50))
+        found = node.together([1.0] * 4, bounds)
+        for column, value in zip(bounds.T, found, strict=True):
+            square = sum(Fraction(float(one)) ** 2 for one in column)
+            assert square <= Fraction(float(value)) ** 2 <= square * (1 + Fraction(1, 2**45))
+    assert node.together([1.0] * 2, np.array([[math.inf], [1.0]])) == math.inf
+    assert node.together([1.0] * 2, np.zeros((2, 1))) == 0
 
 
 def test_an_op_that_is_nested_deeply(tmp_path, capsys):
