@@ -97,13 +97,25 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
         module.require_as_built()
 
 
-def compiled_module(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper of ``torch.compile``; None if ``module`` is no such wrapper."""
+# Wrappers that compute what the module inside them computes, by name: their files are slow to import.
+WRAPPERS = {
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.optim.swa_utils", "AveragedModel"): "module",
+}
+
+
+def inner_module(module: nn.Module) -> nn.Module | None:
+    """The module inside a wrapper of torch; None if ``module`` is no such wrapper."""
     kind = type(module)
-    if (kind.__module__, kind.__qualname__) != ("torch._dynamo.eval_frame", "OptimizedModule"):
+    place = WRAPPERS.get((kind.__module__, kind.__qualname__))
+    if place is None:
         return None
     _require_no_hooks(module)
-    return module.get_submodule("_orig_mod")
+    if place == "module":  # the methods of a compiled one are those of the module inside it
+        _require_own_methods(module)
+    return module.get_submodule(place)
 
 
 def _require_no_hooks(module: nn.Module) -> None:

@@ -226,8 +226,7 @@ class Own(nn.Module):
 def test_a_users_rule_is_assumed_and_said():
     model = nn.Sequential(Own(), nn.Linear(4, 3))
     x = torch.randn(6, 4)
-    with pytest.raises(lc.NotCertified, match="register_rule"):
-        lc.audit(model, x)
+    assert [layer.op for layer in lc.audit(model, x).layers] == ["divide", "linear"]  # its forward is traced
     lc.register_rule(Own, lambda module: 0.5)
     report = lc.audit(model, x)
     assert [layer.verdict for layer in report.layers] == ["ASSUMED", "PROVED"]
@@ -452,8 +451,8 @@ class _Mixed(nn.Linear, _Loud):
 
 def test_code_that_changes_a_known_module_is_refused():
     mixed = _Mixed(2, 2, bias=False)
-    with pytest.raises(lc.NotCertified):
-        prove(nn.Sequential(mixed), (2,))
+    found = prove(nn.Sequential(mixed), (2,)).lipschitz  # its method is traced, too
+    assert found >= 1000 * float(torch.linalg.matrix_norm(mixed.weight.detach().double(), 2)) * (1 - 1e-12)
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
     compiled.register_forward_hook(lambda module, inputs, output: -output)
     with pytest.raises(lc.NotCertified, match="hook"):

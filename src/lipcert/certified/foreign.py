@@ -21,7 +21,7 @@ from lipcert.certified import ops
 from lipcert.certified.op import Op, Shape, example_axis, require
 from lipcert.certified.ops import Flexible, Function
 from lipcert.errors import NotCertified
-from lipcert.intact import compiled_module, require_intact
+from lipcert.intact import inner_module, require_intact
 
 Converter = Callable[[Any], list[Op]]
 LEAST_THRESHOLD = 20  # of a softplus that can be frozen: it jumps by less than 2.1e-9/β, and the op does not
@@ -484,7 +484,7 @@ FOREIGN: dict[type, Converter] = {
 }
 
 
-# --- Modules that come in disguise: compiled, parametrized, or as subclasses that only add methods ---
+# --- Modules that come in disguise: wrapped, parametrized, or as subclasses that only add methods ---
 
 _HARMLESS = (
     "__init__",
@@ -507,7 +507,7 @@ def unwrapped(module: nn.Module, *, parametrized: bool) -> nn.Module:
     A parametrized weight is computed again at every call, in the network's precision: a proof about the present
     numbers says nothing about a network that was converted to float64.
     """
-    inner = compiled_module(module)
+    inner = inner_module(module)
     if inner is not None:
         return unwrapped(inner, parametrized=parametrized)
     if parametrize.is_parametrized(module):
@@ -517,7 +517,7 @@ def unwrapped(module: nn.Module, *, parametrized: bool) -> nn.Module:
                 "lipcert.freeze(model), or call torch.nn.utils.parametrize.remove_parametrizations first."
             )
         return unwrapped(_present_values(module), parametrized=parametrized)
-    base = _inherited(type(module))
+    base = inherited(type(module))
     if base is None:
         return module
     require_intact(module)
@@ -552,7 +552,7 @@ def _present_values(module: nn.Module) -> nn.Module:
     return plain
 
 
-def _inherited(kind: type) -> type | None:
+def inherited(kind: type) -> type | None:
     """The product of torch.nn that ``kind`` is a subclass of, if it adds methods at most and replaces none."""
     base = next((base for base in kind.__mro__ if base in _PRODUCTS), kind)
     own = kind.__mro__[: kind.__mro__.index(base)]

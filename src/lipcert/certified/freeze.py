@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import itertools
 import math
 import threading
 import warnings
@@ -20,16 +22,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from lipcert.algebra.bounds import AOL, SLL, Rescaled, without_dead_columns
 from lipcert.algebra.gram import absolute_gram
 from lipcert.algebra.scale import alive, at_least_float32, dead_as_in, scaled_bias
-from lipcert.certified import foreign, ops
-from lipcert.certified.foreign import FOREIGN, flexible, inner_axis, unwrapped
-from lipcert.certified.network import INPUT, Network, Node, Proved, as_shape, prove_network, require_ieee
+from lipcert.certified import foreign, ops, trace
+from lipcert.certified.foreign import FOREIGN, flexible, inherited, inner_axis, unwrapped
+from lipcert.certified.network import (
+    INPUT,
+    Network,
+    Node,
+    Proved,
+    as_shape,
+    constant_after,
+    prove_network,
+    require_ieee,
+)
 from lipcert.certified.norms import known_norm
-from lipcert.certified.op import Op, Shape, require
+from lipcert.certified.op import Op, Proof, Shape, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
@@ -86,7 +98,7 @@ def freeze(model: nn.Module) -> Network:
         graph = _Graph(parametrized=True, freezing=True)
         graph.add(model, "", INPUT)
         folded = _fold_shifts(graph.nodes, graph.shifts)
-        nodes = [Node(node.name, _in_float32(node), node.inputs) for node in folded]
+        nodes = [dataclasses.replace(node, op=_in_float32(node)) for node in folded]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
         return Network(_fold_scale(nodes)).eval().to(device)
 
@@ -135,13 +147,23 @@ def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
     _require_no_rule(network)
     if not all(all_finite(*op._buffers.values()) for op in network):
         raise NotCertified(f"{type(module).__qualname__} must have finite tensors, got NaN or infinity.")
-    nodes, place, product = {node.name: node for node in network.nodes}, network.names[-1:], 1.0
-    while place and place[0] != INPUT:  # from the last op back: what it does not read does not count
-        factor = nodes[place[0]].op.constant()  # refused where branches meet
-        exact = factor == 1.0 or product == 1.0
-        product = product * factor if exact else math.nextafter(product * factor, math.inf)
-        place = nodes[place[0]].inputs
-    return product
+    constants = {INPUT: 1.0}
+    for node in network.nodes:
+        before = [constants[name] for name in node.inputs]
+        try:
+            constants[node.name] = _constant_of_any_shape(node.op, before)
+        except NotCertified as refusal:
+            raise NotCertified(f"{node.name} ({node.line or type(node.op).__qualname__}): {refusal}") from None
+    return constants[network.names[-1]] if len(network) else 1.0
+
+
+def _constant_of_any_shape(op: Op, before: list[float]) -> float:
+    """The constant after an op from those of its inputs, for inputs of every shape."""
+    if isinstance(op, (ops.Combination, ops.Concat)):
+        return constant_after(op.prove((1,)), before)
+    factor = op.constant()  # of the first input alone: from the others a step may read a shape
+    exact = factor == 1.0 or before[0] == 1.0
+    return before[0] * factor if exact else constant_after(Proof((), factor, ""), before[:1])
 
 
 def _require_no_rule(steps: Iterable[Op]) -> None:
@@ -203,7 +225,7 @@ class _Graph:
                 require_finite(layer)  # before its weight is computed
             plain = unwrapped(module, parametrized=self.parametrized or dropped_in)
             for part in plain.modules() if type(plain) in LAYERS else [plain]:
-                require_intact(part)
+                require_intact(part, tensors=_is_step(plain) or type(plain) is nn.Sequential)
             if type(plain) is nn.Sequential or type(plain) is Network:
                 steps = None
             else:
@@ -253,22 +275,55 @@ class _Graph:
         if kind in FOREIGN:
             if any(tensor.is_complex() for tensor in [*module.parameters(), *module.buffers()]):
                 raise NotCertified("its tensors are complex, and the proofs are about real numbers.")
-            if not self.freezing:
-                foreign.require_no_jump(module)
-            return FOREIGN[kind](module)
+            return self.convert(module)
         if isinstance(module, LipschitzLayer):
             return [_assumed(module, module.lipschitz_bound(), "its author's")]
-        if isinstance(getattr(module, "module", None), nn.Module):  # DataParallel, AveragedModel and the like
-            raise NotCertified("no rule proves a constant for this wrapper. Pass its .module.")
-        if next(module.children(), None) is not None:
+        if _is_step(module):
             raise NotCertified(
-                "no rule proves a constant for this module, because nothing is known about its forward method. "
-                "Write it as an nn.Sequential of its parts (lipcert.layers.ConvexCombination for a skip), "
-                "or declare its constant with lipcert.register_rule."
+                "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
             )
-        raise NotCertified(
-            "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
-        )
+        return trace.Walk(self, name, source).run(*trace.noted(module, _is_step))
+
+    def convert(self, module: nn.Module) -> list[Op]:
+        """The ops of a module of torch.nn."""
+        if not self.freezing:
+            foreign.require_no_jump(module)
+        return FOREIGN[type(module)](module)
+
+    def emit(self, op: Op, name: str, inputs: tuple[str, ...], line: str) -> str:
+        """Append one op."""
+        self.nodes.append(Node(name, op, inputs, line))
+        return name
+
+    def count(self) -> int:
+        return len(self.nodes)
+
+    def drop(self, start: int) -> None:
+        del self.nodes[start:]
+
+    def mark(self, start: int, line: str) -> bool:
+        """Note the user's line of the nodes from ``start`` on; whether torch may give views of their input."""
+        for place in range(start, len(self.nodes)):
+            if not self.nodes[place].line:
+                self.nodes[place] = dataclasses.replace(self.nodes[place], line=line)
+        return all(trace.may_share(node.op) for node in self.nodes[start:])
+
+    def unique(self, name: str) -> str:
+        """The name, or with a number behind it, so that it is neither that of a node nor that of a folder."""
+        taken = {INPUT}
+        for node in self.nodes:
+            parts = node.name.split(".")
+            taken |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        ends = {node.name for node in self.nodes}
+        for number in itertools.count(1):
+            wanted = name if number == 1 else f"{name}_{number}"
+            folders = wanted.split(".")[:-1]
+            inside = any(".".join(folders[:count]) in ends for count in range(1, len(folders) + 1))
+            if wanted not in taken and not inside:
+                return wanted
+            if inside:
+                name = name.replace(".", "_")
+        raise AssertionError
 
     def _append(self, steps: list[Op], name: str, source: str) -> str:
         for index, op in enumerate(steps):
@@ -285,7 +340,7 @@ class _Graph:
             renamed[node.name] = f"{name}.{node.name}" if name else node.name
             inputs = tuple(renamed[name] for name in node.inputs)
             try:
-                self.nodes.append(Node(renamed[node.name], _own(node.op), inputs))
+                self.nodes.append(Node(renamed[node.name], _own(node.op), inputs, node.line))
             except NotCertified as refusal:
                 kind = type(node.op).__qualname__
                 raise NotCertified(f"{renamed[node.name]} ({kind}): {refusal}") from None
@@ -327,6 +382,17 @@ def _rise(features: Shape, decreasing: Shape, constant: float, outputs: int, sha
     weight = torch.zeros(outputs, shape[0])
     weight[:, list(features)], weight[:, list(decreasing)] = constant, -constant
     return ops.Linear(weight, None, 0)
+
+
+def _is_step(module: nn.Module) -> bool:
+    """Whether a module is one step of a graph; the forward methods of all others are traced."""
+    kind = type(module)
+    known = kind in (*_RULES, *LAYERS, *FOREIGN, shape.ConvexCombination, Network)
+    torch_made = kind.__module__.partition(".")[0] == "torch" and not isinstance(
+        module, (nn.Sequential, fx.GraphModule)
+    )
+    special = isinstance(module, (Op, LipschitzLayer)) or parametrize.is_parametrized(module)
+    return known or torch_made or special or inherited(kind) is not None
 
 
 def _own(op: Op) -> Op:
@@ -379,11 +445,11 @@ def _fold_shifts(nodes: list[Node], shifts: set[str]) -> list[Node]:
             mean, bias = node.op.get_buffer("mean").double(), source.op.bias
             bias = -mean if bias is None else bias.double() - mean
             if readers[node.inputs[0]] == 1 and all_finite(bias.float()):
-                folded[source.name] = Node(source.name, source.op.clone(bias=bias.float()), source.inputs)
+                folded[source.name] = dataclasses.replace(source, op=source.op.clone(bias=bias.float()))
                 renamed[node.name] = source.name
                 continue
         inputs = tuple(renamed.get(name, name) for name in node.inputs)
-        folded[node.name] = Node(node.name, node.op, inputs)
+        folded[node.name] = dataclasses.replace(node, inputs=inputs)
     return list(folded.values())
 
 

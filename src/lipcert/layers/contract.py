@@ -20,7 +20,7 @@ from lipcert.algebra.bounds import Bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.scale import at_least_float32
 from lipcert.errors import NotCertified
-from lipcert.intact import Fixed, all_finite, compiled_module, require_intact
+from lipcert.intact import Fixed, all_finite, inner_module, require_intact
 
 
 class LipschitzLayer(Fixed, abc.ABC):
@@ -161,7 +161,7 @@ def lipschitz_bound(module: nn.Module, input_shape: tuple[int, ...] | None = Non
         return _a_number(constant_of(module, input_shape), module)
     if isinstance(module, LipschitzLayer):
         return module.lipschitz_bound()
-    inner = compiled_module(module)
+    inner = inner_module(module)
     if inner is not None:
         return lipschitz_bound(inner)
     if is_dropped_in(module):
