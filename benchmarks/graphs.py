@@ -1,7 +1,7 @@
 """The laws of tests/certified/test_graphs.py on many random graphs, for results/graphs.json.
 
-Claim: no Jacobian that a search finds is above the proved constant, no float32 output outside its bound, and what is
-decided in fractions holds.
+Claim: no Jacobian that a search finds is above the proved constant, no float32 output outside its bound, and
+what is decided in fractions holds.
 Run: python benchmarks/graphs.py --count 10000 --exact 500   (about 15 minutes on one core)
 """
 
@@ -15,7 +15,7 @@ import tyro
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "certified")]
-import test_graphs as laws
+import test_graphs as laws  # noqa: E402
 
 
 def main(count: int = 10_000, exact: int = 500, first: int = 100_000) -> int:
