@@ -45,7 +45,7 @@ from lipcert.certified.op import Op, Proof, Shape, require
 from lipcert.certified.operators import blocks_of, waves
 from lipcert.certified.ops import Assumed, Flexible, Function
 from lipcert.errors import NotCertified
-from lipcert.intact import all_finite, compiled_module, require_intact
+from lipcert.intact import all_finite, inner_module, require_intact
 from lipcert.layers import activation, forms, head, linf, shape, tracked
 from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
 from lipcert.layers.operators import Conv, ConvTranspose
@@ -218,7 +218,7 @@ class _Graph:
         if kind in _RULES:
             require_intact(module, tensors=False)
             return self._append([_assumed(module, float(_RULES[kind](module)), "assumed")], name, source)
-        layer = compiled_module(module) or module
+        layer = inner_module(module) or module
         dropped_in = is_dropped_in(layer)  # then it is stored as a layer of lipcert would be
         try:
             if dropped_in:

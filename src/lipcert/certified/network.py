@@ -340,9 +340,7 @@ def prove_network(
     return Proved(tuple(parts), shape, norm=norm)
 
 
-def _proved(
-    node: Node, shapes: list[Shape], norms: list[str], dtype: torch.dtype, block: int | None
-) -> Part:
+def _proved(node: Node, shapes: list[Shape], norms: list[str], dtype: torch.dtype, block: int | None) -> Part:
     """``shapes`` and ``norms`` are those of the nodes that it reads."""
     step = node.op
     if isinstance(step, Assumed):
