@@ -5,7 +5,6 @@ from . import losses as losses
 from . import testing as testing
 from .algebra import bounds as bounds
 from .attacks.attack import attack as attack
-from .certified.certificate import save_certificate as save_certificate
 from .certified.certify import output_interval as output_interval
 from .certified.filtered import FilteredClassifier as FilteredClassifier
 from .certified.freeze import freeze as freeze

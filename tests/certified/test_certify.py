@@ -632,14 +632,39 @@ def test_the_certificate_of_a_network_of_ones_own_is_verified(tmp_path):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), lc.ResidualLinear(4, 8), lc.NormalizedHead(4, 3))
     images = torch.randint(0, 256, (4, 1, 2, 2), dtype=torch.uint8)
-    result = lc.save_certificate(network, images, folder=tmp_path / "mine")
+    network, images = lc.freeze(network), images.float() / 255
+    result = lc.certify(network, images)
     assert (result.radii > 0).all()
-    report = lc.verify(tmp_path / "mine")
+    report = lc.verify(result.save(tmp_path / "mine", about="four images"))
     assert report.ok
     assert report.verified == report.claims == 4
-    with pytest.raises(ValueError, match="holds a certificate already"):
-        lc.save_certificate(network, images, folder=tmp_path / "mine")
+    assert torch.equal(lc.load(tmp_path / "mine")(images), network(images))
+    rows = [json.loads(line) for line in (tmp_path / "mine" / "certified.jsonl").read_text().splitlines()]
+    assert rows == list(result.rows())
+    with pytest.raises(ValueError, match="mine is not empty"):
+        result.save(tmp_path / "mine")
     file = tmp_path / "mine" / "certificate.json"
     radius = float(result.radii[0]).hex()
     file.write_text(file.read_text().replace(radius, (2 * float(result.radii[0])).hex()))
     assert not lc.verify(file).ok
+
+
+def test_a_result_that_no_checker_can_repeat_is_not_saved(tmp_path):
+    network, images = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(3, 4)
+    for result, message in (
+        (lc.certify(network, images, arithmetic="real"), "about float64"),
+        (lc.certify(network, images, method="sdp-crown"), "cannot verify radii of the method 'sdp-crown'"),
+        (lc.certify(network, images.double()), "about float32 images"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            result.save(tmp_path / "mine")
+        assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("method", ["lipschitz", "lipsdp"])
+def test_a_network_that_was_not_frozen_is_saved_with_its_proof(tmp_path, method):
+    torch.manual_seed(0)
+    network, images = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(3, 4)
+    assert lc.verify(lc.certify(network, images, method=method).save(tmp_path / "mine")).ok
+    with pytest.raises(lc.NotCertified, match=r"0.weight is not. Certify lc.freeze\(model\)"):
+        lc.certify(network.double(), images, method=method).save(tmp_path / "wide")

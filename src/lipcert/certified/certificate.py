@@ -15,14 +15,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lipcert.certified.certify import CertificationResult, certify
-from lipcert.certified.freeze import freeze, prove
+from lipcert.certified.certify import CertificationResult
 from lipcert.certified.network import Proved
 from lipcert.certified.norms import NORMS
 from lipcert.certified.operators import Conv
-from lipcert.certified.records import describe
+from lipcert.certified.records import describe, rebuild
 from lipcert.errors import NotCertified
-from lipcert.files import atomic_file, write_text
+from lipcert.files import atomic_file, content, write_rows, write_text
 
 FORMAT = "lipcert-certificate-2"
 NAME = "certificate"  # of NAME.json and the files beside it
@@ -30,37 +29,30 @@ PROBES = 4
 CHECKED = ("lipschitz", "lipsdp", "eclipse-fast")  # methods whose radii the checker can verify
 
 
-def save_certificate(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor | None = None,
-    *,
-    folder: str | Path,
-    about: str = "",
-    norm: str = "l2",
-) -> CertificationResult:
-    """Freeze and certify a network of your own, and write a certificate that anyone can check.
-
-    Args:
-        model: the network, frozen or not.
-        images: (N, …), uint8, which are divided by 255, or float32 as they are.
-        labels: integers (N,); by default the classes that the network gives.
-        folder: where certificate.json and its two tensor files go; it must not hold a certificate yet.
-        about: what the images are, in a few words.
-        norm: in which the radii are, "l2", "linf" or "l1".
-
-    Raises:
-        NotCertified: for an operation that the format does not have, or constants that are a user's word.
-    """
-    place = Path(folder)
-    if (place / "certificate.json").exists():
-        raise ValueError(f"{place} holds a certificate already. Choose another folder.")
-    network = freeze(model)
-    proved = prove(network, tuple(images.shape[1:]), norm=norm)
-    result = certify(proved, as_inputs(images), labels, norm=norm)
-    place.mkdir(parents=True, exist_ok=True)
-    write_certificate(place, proved, network, images, result, about=about)
-    return result
+def save_result(result: CertificationResult, folder: Path, about: str) -> Path:
+    """``CertificationResult.save``."""
+    if folder.exists() and (not folder.is_dir() or content(folder)):
+        raise ValueError(f"{folder} is not empty. Choose a new or empty folder.")
+    _require_checkable(result)
+    if result.proved is None or result.inputs is None:
+        raise ValueError("this result does not hold the network and the images that it is about. Certify again.")
+    images = result.inputs.detach()
+    if images.dtype != torch.float32:
+        raise ValueError(
+            f"a certificate is about float32 images; these are {images.dtype}. Certify images.float()."
+        )
+    records = describe(result.proved)
+    wide = [
+        name for name, t in records.tensors.items() if t.dtype != torch.float32 and not name.endswith("witness")
+    ]
+    if wide:
+        raise NotCertified(
+            f"a certificate is about float32 tensors, but {wide[0]} is not. Certify lc.freeze(model)."
+        )
+    network = rebuild(records)
+    write_certificate(folder, result.proved, network, images, result, about=about)
+    write_rows(folder / "certified.jsonl", result.rows())
+    return folder
 
 
 def write_certificate(
@@ -82,23 +74,17 @@ def write_certificate(
     Raises:
         NotCertified: for an operation that the format does not have, or constants that are a user's word.
     """
-    if result.arithmetic != "float64":
-        raise NotCertified(f"a certificate is about float64; got {result.arithmetic!r}. Certify without 'real'.")
+    _require_checkable(result)
     if images.dtype not in (torch.uint8, torch.float32) or len(images) != len(result.radii):
         raise ValueError(
             f"expected the {len(result.radii)} certified images in uint8 or float32; got {images.dtype} "
             f"{tuple(images.shape)}. Pass data.images."
         )
-    if result.method not in CHECKED:
-        raise NotCertified(
-            f"the checker cannot verify radii of the method {result.method!r}, so no certificate is written. "
-            "Certify with method='lipschitz'."
-        )
     records = describe(proved)
     _require_format(proved)
     probes, answered = _probe(network, images)
     images = images.contiguous().cpu()
-    content = {
+    claim = {
         "format": FORMAT,
         "norm": NORMS[proved.norm],
         "arithmetic": "float64",
@@ -131,8 +117,19 @@ def write_certificate(
     with atomic_file(folder / f"{name}.inputs.safetensors") as path:
         save_file({"images": images}, path)
     target = folder / f"{name}.json"
-    write_text(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(target, json.dumps(claim, indent=1, ensure_ascii=False) + "\n")
     return target
+
+
+def _require_checkable(result: CertificationResult) -> None:
+    """Raise ``NotCertified`` for radii that no checker can repeat."""
+    if result.arithmetic != "float64":
+        raise NotCertified(f"a certificate is about float64; got {result.arithmetic!r}. Certify without 'real'.")
+    if result.method not in CHECKED:
+        raise NotCertified(
+            f"the checker cannot verify radii of the method {result.method!r}, so no certificate is written. "
+            "Certify with method='lipschitz'."
+        )
 
 
 def joint_multipliers(proved: Proved) -> dict[str, list[list[list[str]]]]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -58,6 +59,9 @@ class CertificationResult:
     hits: Tensor | None = None  # (N,): how many of the ``samples`` gave the predicted class
     samples: Tensor | None = None  # (N,)
     norm: str = "l2"  # in which the radii are
+    # What ``save`` writes:
+    proved: Proved | None = field(default=None, repr=False, compare=False)
+    inputs: Tensor | None = field(default=None, repr=False, compare=False)  # the images, as they were given
 
     @property
     def guarantee(self) -> str:
@@ -81,6 +85,24 @@ class CertificationResult:
         if not radius >= 0:
             raise ValueError(f"radius must be at least 0; got {radius!r}. Pass a number such as 36/255.")
         return float((self.radii > radius).double().mean())
+
+    def save(self, folder: str | Path, *, about: str = "") -> Path:
+        """Write the frozen network, a certificate that anyone can check and the radii into a folder; return it.
+
+        ``lipcert.verify(folder)`` runs the independent checker on certificate.json, ``lipcert.load(folder)`` gives
+        the network, and certified.jsonl has ``rows()``. Claims are about float32 images.
+
+        Args:
+            folder: a new or empty one.
+            about: what the images are, in a few words.
+
+        Raises:
+            NotCertified: for an operation that the format does not have, for constants that are a user's word, and
+                for radii that no checker can repeat.
+        """
+        from lipcert.certified.certificate import save_result
+
+        return save_result(self, Path(folder), about)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per example."""
@@ -166,6 +188,8 @@ def certify(
         errors,
         proved.assumes,
         norm=norm,
+        proved=proved,
+        inputs=images,
     )
 
 
