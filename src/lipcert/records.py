@@ -52,6 +52,7 @@ class Imported(Record):
     file: str
     sha256: str
     data: str | None = None
+    label: str | None = None  # the column of a table
 
 
 class Config(RootModel[dict[str, Any]]):
@@ -68,6 +69,7 @@ class RunRecord(Record):
     lipcert: str = ""
     imported: Imported | None = None
     init: str | None = None  # sha256 of the weights that training started from
+    test: str | None = None  # sha256 of the test inputs, where these are no images
     step: int = Field(default=0, ge=0)
     steps: int = Field(default=0, ge=0)
     seconds: float = 0.0
@@ -271,6 +273,7 @@ class RunFolder:
         self.certified_parts = self.folder / f"certified{own}.parts"  # of a certification that goes on
         self.certificate_file = self.folder / f"certificate{own}.json"
         self.inputs_file = self.folder / f"certificate{own}.inputs.safetensors"
+        self.data_file = self.folder / "test.safetensors"  # test data without a name
         self.report_file = self.folder / "report.html"
 
     def __repr__(self) -> str:
@@ -434,6 +437,13 @@ class RunFolder:
         if self.config is not None:
             return self.config.get("data")
         return None if self.imported is None else self.imported.data
+
+    @property
+    def label(self) -> str | None:
+        """The column of the classes, for data from a table."""
+        if self.config is not None:
+            return self.config.get("label")
+        return None if self.imported is None else self.imported.label
 
     @property
     def model_name(self) -> str:

@@ -6,8 +6,10 @@ silently: the same settings return what is there, and other settings need ``rest
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +17,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from lipcert.certified.audit import AuditReport
@@ -32,35 +36,41 @@ from lipcert.certifiers.lipsdp import tighten
 from lipcert.certifiers.methods import audit, settings_of
 from lipcert.certifiers.methods import certify as by_name
 from lipcert.certifiers.smoothing import Smoothing
+from lipcert.data.catalog import CATALOG
+from lipcert.data.dataset import OWN, ImageData, own_data, read_data, save_data
 from lipcert.data.registry import load_data
 from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
 from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
 from lipcert.jobs import compute, damaged, open_store, open_workers
-from lipcert.models.spec import ModelSpec
+from lipcert.models.build import build_any, parameters
+from lipcert.models.own import Builder, find_builder
+from lipcert.models.spec import Architecture, ModelSpec, OwnNetwork
 from lipcert.records import (
     CERTIFIERS,
     CHECKED,
     RADII,
     AttackRecord,
     CertifiedRecord,
+    Imported,
     RunFolder,
     SmoothedRecord,
     parse_radii,
 )
-from lipcert.training.checkpoint import load_model, load_spec
+from lipcert.training.checkpoint import load_model, load_spec, save_weights
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from lipcert.attacks.attack import Method
     from lipcert.check import Report
-    from lipcert.data.dataset import ImageData
     from lipcert.exporters.export import ExportReport, Format
     from lipcert.training.loop import Step
 
 T = TypeVar("T")
 Show = Callable[[int, int], object]
 IMAGES_AT_A_TIME = 16  # of a method that takes long for an image: what a kill may cost
+Data = ImageData | tuple[Tensor, Tensor]  # inputs and labels
+IN_PYTHON = "passed in Python"  # what config.json calls a network without a name
 EXPORTS = {
     "torch": "network.safetensors",
     "torch-export": "network.pt2",
@@ -79,52 +89,121 @@ def first_process() -> bool:
 
 
 def train(
-    config: TrainConfig,
+    model: TrainConfig | nn.Module,
     out: str | Path = "runs/latest",
     *,
-    data: tuple[ImageData, ImageData] | None = None,
+    data: tuple[Data, Data] | None = None,
+    config: TrainConfig | None = None,
     resume: bool = False,
     show: Callable[[Step], object] = _silent,
 ) -> Run:
     """Train a network into the folder ``out``, which must be new or empty, and return the run.
 
     Args:
-        data: the training and the test images; by default those that ``config.data`` names.
-        resume: continue the training in ``out``, bit for bit, with ``config`` as it was. A finished one stays as
-            it is.
+        model: the settings of a training, which name its network; or a network of your own, which is trained in
+            place with the settings ``config``.
+        data: the training and the test data, each an ``ImageData`` or a pair (inputs, labels) of tensors; by
+            default those that the settings name. Test data that have no name are kept in the folder.
+        config: the settings for a network of your own. Its fields ``model`` and ``overrides`` are not used.
+        resume: continue the training in ``out``, bit for bit, with settings and data as they were. A finished one
+            stays as it is.
         show: called after every step.
 
     Raises:
         ValueError: for settings that do not fit, and if the loss becomes NaN (``training.loop.Diverged``).
+        NotCertified: for a network of your own without a proof.
         KeyboardInterrupt: after SIGINT or SIGTERM, when the state is saved (``training.loop.Stopped``).
     """
     from lipcert.training.loop import train as train_into
 
-    run = Run(out)
+    if isinstance(model, TrainConfig):
+        if config is not None:
+            raise ValueError("config is for a network of your own. Pass the settings once.")
+        network, settings = None, model
+    else:
+        network = model
+        settings = (config or TrainConfig()).model_copy(update={"model": IN_PYTHON, "overrides": {}})
+    named = network if network is not None else settings.model if ":" in settings.model else None
+    run = Run(out, network=named)
     if resume:
         run.require()
         if run.unfinished is None:
             return run
     else:
         require_new(run.folder)
+    unnamed = None
     if data is None:
-        data = (
-            load_data(config.data, "train", root=config.data_root),
-            load_data(config.data, "test", root=config.data_root),
-        )
+        where = {"root": settings.data_root, "label": settings.label}
+        data = load_data(settings.data, "train", **where), load_data(settings.data, "test", **where)
+    else:
+        data = _own_pair(*data)
+        if data[1].name == OWN or network is not None:
+            settings = settings.model_copy(update={"data": data[1].name})
+            unnamed = None if data[1].name in CATALOG else data[1]
     created = [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
         with run.alone():
-            train_into(config, run, data, resume=resume, show=show)
+            train_into(settings, run, data, network=network, resume=resume, show=show)
             run.refresh()
             if first_process():
                 run.frozen()
     finally:
+        if unnamed is not None and first_process() and run.exists:
+            save_data(run.data_file, unnamed)
         if created and first_process() and not run.exists:  # refused before anything was written
             (run.folder / ".lock").unlink(missing_ok=True)
             for folder in created:
                 folder.rmdir()
+    return run
+
+
+def _own_pair(train: Data, test: Data) -> tuple[ImageData, ImageData]:
+    """Training and test data as ``ImageData``, with the same classes."""
+    training = own_data(*train, "train") if isinstance(train, tuple) else train
+    return training, own_data(*test, "test", training.classes) if isinstance(test, tuple) else test
+
+
+def open_run(
+    folder: str | Path,
+    network: str | None = None,
+    data: str | None = None,
+    root: str | Path | None = None,
+    label: str | None = None,
+) -> Run:
+    """The run in ``folder``, whose network the function ``network`` builds; a new folder becomes a run of it.
+
+    The new run has the weights that the function gives the network. ``data`` names its test set.
+    """
+    run = Run(folder, network=network)
+    if network is None:
+        return run
+    if run.exists:
+        if run.builder != network:
+            made = (
+                f"built by {run.builder}" if run.builder else "one of lipcert" if run.builder is None else IN_PYTHON
+            )
+            raise ValueError(f"the network of {folder} is {made}, not by {network}. Leave --network out.")
+        return run
+    require_new(run.folder)
+    if data is None:
+        raise ValueError(
+            f"{folder} is new. To make a run of {network} in it, pass --data too, for the shape of the inputs and "
+            "the classes."
+        )
+    from lipcert.training.loop import require_logits
+
+    images = load_data(data, "test", root=root, label=label)
+    spec = OwnNetwork(builder=network, image_shape=images.image_shape, num_classes=len(images.classes))
+    model = build_any(spec).eval()
+    require_logits(model, spec)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with run.alone():
+        save_weights(run.model_file, model.state_dict(), spec)
+        source = Imported(file=network, sha256=sha256_file(run.model_file), data=data, label=label)
+        test = None if images.of_bytes else images.sha256.images
+        run.write_record(lipcert=version("lipcert"), imported=source, test=test)
+        run.frozen()
     return run
 
 
@@ -142,10 +221,23 @@ class Run(RunFolder):
     ``Run(folder)`` opens one that ``lipcert.train`` or ``lipcert import`` made. What its files hold are properties:
     ``config``, ``metrics``, ``audited``, ``examples``, ``attacks``; ``certified(radius)`` and ``natural`` are
     shares of the certified images.
+
+    Args:
+        network: for a network of your own, the function that builds it, as ``module:function`` or itself, or a
+            network of the same shape. It is needed to train on and for ``model``; what comes after ``frozen`` does
+            without. No module that only a file names is ever imported.
     """
 
-    def __init__(self, folder: str | Path, name: str | None = None, method: str = "lipschitz") -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str | None = None,
+        method: str = "lipschitz",
+        *,
+        network: Builder | nn.Module | str | None = None,
+    ) -> None:
         super().__init__(folder, name, method)
+        self._own = network
         self._network: tuple[str, Network] | None = None  # the frozen network of the weights with that sha256
 
     @contextmanager
@@ -155,9 +247,15 @@ class Run(RunFolder):
             yield
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Architecture:
         """The architecture."""
         return load_spec(self.folder)
+
+    @property
+    def builder(self) -> str | None:
+        """The function that builds a network of the user's own, "" if it was passed in Python; else None."""
+        spec = self.spec
+        return spec.builder if isinstance(spec, OwnNetwork) else None
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -171,10 +269,22 @@ class Run(RunFolder):
             raise ValueError(f"{self.folder} holds no config.json: its weights were imported, not trained here.")
         return TrainConfig(**self.config)
 
-    def model(self) -> nn.Sequential:
+    def model(self) -> nn.Module:
         """The trained network, in evaluation mode."""
         self.require()
-        return load_model(self.folder)
+        own = self._own
+        if isinstance(own, nn.Module):
+            return load_model(self.folder, lambda **shapes: copy.deepcopy(own))
+        return load_model(self.folder, find_builder(own) if isinstance(own, str) else own)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned; of a network of your own, how many are stored."""
+        spec = self.spec
+        if isinstance(spec, ModelSpec):
+            return parameters(spec)
+        with safe_open(self.model_file, framework="np") as archive:
+            return sum(math.prod(archive.get_slice(name).get_shape()) for name in archive.keys())  # noqa: SIM118
 
     def frozen(self) -> Network:
         """The network that is proved and that runs; it is frozen once and stored as frozen.safetensors."""
@@ -198,18 +308,30 @@ class Run(RunFolder):
         """The frozen network with the proof of every layer."""
         return prove(self.frozen(), self.spec.image_shape)
 
-    def test_data(self, data: str | None = None, root: str | Path | None = None) -> ImageData:
-        """The test images of the data set that the run was trained on, or of another one of the same size."""
-        config = self.config or {}
-        if data is None:
-            data, root = self.data if self.config is None else config.get("data"), root or config.get("data_root")
-        if data is None:
-            raise ValueError(f"{self.folder} does not say which data it is about. Pass --data NAME.")
-        images, wanted = load_data(data, "test", root=root), tuple(self.spec.image_shape)
+    def test_data(self, data: str | Data | None = None, root: str | Path | None = None) -> ImageData:
+        """The test data that the run was trained on, or others of the same shape."""
+        given = data
+        if data is None and self.data_file.is_file():
+            images = read_data(self.data_file)
+        elif isinstance(data, (str, type(None))):
+            config = self.config or {}
+            if data is None:
+                data = self.data if self.config is None else config.get("data")
+                root = root or config.get("data_root")
+            if data is None:
+                raise ValueError(f"{self.folder} does not say which data it is about. Pass --data NAME.")
+            images = load_data(data, "test", root=root, label=self.label if data.endswith(".csv") else None)
+            if given is None and self.exists and self.record.test not in (None, images.sha256.images):
+                raise ValueError(
+                    f"{data} has changed: its test rows are not those of the training. Restore it, or pass --data."
+                )
+        else:
+            images = own_data(*data, "test") if isinstance(data, tuple) else data
+        wanted = tuple(self.spec.image_shape)
         if images.image_shape != wanted:
             expected, actual = ("×".join(map(str, shape)) for shape in (wanted, images.image_shape))
             raise ValueError(
-                f"the images of {data} are {actual}, but the network of {self.folder} takes {expected}."
+                f"the images of {images.name} are {actual}, but the network of {self.folder} takes {expected}."
             )
         return images
 
@@ -232,7 +354,7 @@ class Run(RunFolder):
         self,
         method: str = "lipschitz",
         *,
-        data: str | None = None,
+        data: str | Data | None = None,
         data_root: str | Path | None = None,
         examples: int | None = None,
         batch_size: int | None = None,
@@ -251,7 +373,8 @@ class Run(RunFolder):
 
         Args:
             method: as in ``lipcert.certify``.
-            data: a data set or a path; by default what the run was trained on.
+            data: a data set or a path, or an ``ImageData`` or (inputs, labels); by default what the run was
+                trained on.
             examples: only the first test images.
             batch_size: images at a time, or noisy copies of one ("smoothing"); by default 64, 16 ("local",
                 "sdp-crown") or 250.
@@ -492,7 +615,7 @@ class Run(RunFolder):
         eps: Sequence[str] = tuple(RADII),
         everything: bool = False,
         seed: int = 0,
-        data: str | None = None,
+        data: str | Data | None = None,
         data_root: str | Path | None = None,
         jobs: int = 1,
         cluster: str | None = None,
@@ -506,8 +629,6 @@ class Run(RunFolder):
         A killed attack goes on from its finished parts. Certified answers are attacked too with ``everything``.
         ``jobs`` processes work on it, or those of the Dask scheduler at the address ``cluster``.
         """
-        from importlib.metadata import version
-
         from lipcert.attacks.attack import attacks_of
         from lipcert.attacks.evidence import summary
         from lipcert.attacks.shards import SHARD, attack_in_shards
@@ -678,6 +799,7 @@ def _certify_shared(
         return certify(proved, inputs, labels, batch_size=batch_size, show=show)
     dist.init_process_group("gloo")
     part = certify(proved, inputs[rank::world], labels[rank::world], batch_size=batch_size, show=show)
+    part = replace(part, proved=None, inputs=None)  # which every process has
     parts: list[CertificationResult] = [part] * world
     dist.all_gather_object(parts, part)
     dist.destroy_process_group()
@@ -704,11 +826,14 @@ def verify(path: str | Path, *, allow: int = 1) -> Report:
     return check(place / "certificate.json" if place.is_dir() else place, allow)
 
 
-def load(path: str | Path) -> nn.Module:
+def load(path: str | Path, *, network: Builder | nn.Module | str | None = None) -> nn.Module:
     """Load a network in evaluation mode; no code in its file is executed.
 
     A run folder or its model.safetensors gives the trained network. A file that ``lipcert export`` wrote, or a
     folder with a certificate (a download from the hub, for example), gives the frozen network.
+
+    Args:
+        network: for the run folder of a network of your own, what builds it; see ``lipcert.Run``.
     """
     place = Path(path)
     if place.is_file() and exported_shape(place) is not None:
@@ -716,5 +841,5 @@ def load(path: str | Path) -> nn.Module:
     if place.is_dir() and not RunFolder(place).exists and (place / "certificate.json").is_file():
         return load_frozen(place)
     if place.is_dir():
-        return Run(place).model()
+        return Run(place, network=network).model()
     return load_model(place)

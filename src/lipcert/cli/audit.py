@@ -19,6 +19,15 @@ class Audit:
     """By the product of the layers' constants, or with dense layers that follow each other proved together."""
     steps: int | None = None
     """Steps of the optimizer (lipsdp). None means 200."""
+    network: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FUNCTION")] = None
+    """The function of your own that builds the network of RUN. If RUN is new, it is made from that network, with
+    the weights that it has; --data is needed then."""
+    data: str | None = None
+    """The test set of a new RUN, a name or a path."""
+    data_root: Path | None = None
+    """Folder of prepared data sets."""
+    label: str | None = None
+    """Column of a table that holds the classes, for a new RUN."""
     json: bool = False
     """Print audit.json instead of the table."""
 
@@ -34,14 +43,14 @@ class Audit:
         from lipcert.certifiers.methods import audit
         from lipcert.cli.common import emit
         from lipcert.exporters.files import exported_shape, load_frozen
-        from lipcert.runs import Run
+        from lipcert.runs import open_run
         from lipcert.training.checkpoint import load_model, load_spec
 
         path = self.run_folder
         record: Any = None
         chosen: dict[str, Any] = {"method": self.method} | ({} if self.steps is None else {"steps": self.steps})
-        if path.is_dir():
-            run = Run(path)
+        if path.is_dir() or self.network is not None:
+            run = open_run(path, self.network, self.data, self.data_root, self.label)
             report = run.audit(**chosen)
             record = run.by(self.method).audited
         elif (shape := exported_shape(path)) is not None:

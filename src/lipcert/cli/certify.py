@@ -22,10 +22,15 @@ class Certify:
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
     """A run folder of lipcert train or lipcert import."""
+    network: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FUNCTION")] = None
+    """The function of your own that builds the network of RUN. If RUN is new, it is made from that network, with
+    the weights that it has; --data is needed then."""
     data: str | None = None
     """Name of a data set, or a path. None means the one that the run was trained on."""
     data_root: Path | None = None
     """Folder of prepared data sets."""
+    label: str | None = None
+    """Column of a table that holds the classes, for a new RUN."""
     examples: int | None = None
     """Number of test images, from the first on. None means all of them."""
     eps: tuple[str, ...] = tuple(RADII)
@@ -72,9 +77,10 @@ class Certify:
     def run(self) -> int:
         from lipcert.cli.common import emit, progress, radii_table
         from lipcert.records import parse_radii
-        from lipcert.runs import Run, first_process
+        from lipcert.runs import first_process, open_run
 
-        radii, settings, run = parse_radii(self.eps), self.settings(), Run(self.run_folder)
+        radii, settings = parse_radii(self.eps), self.settings()
+        run = open_run(self.run_folder, self.network, self.data, self.data_root, self.label)
         with progress("certifying" if self.method != "smoothing" else "smoothing") as show:
             done = run.certify(
                 self.method,

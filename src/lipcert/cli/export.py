@@ -20,6 +20,15 @@ class Export:
     """torch or safetensors for lipcert.load (the second with the certificate inside), torch-export, or onnx."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to write; by default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
+    network: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FUNCTION")] = None
+    """The function of your own that builds the network of RUN. If RUN is new, it is made from that network, with
+    the weights that it has; --data is needed then."""
+    data: str | None = None
+    """The test set of a new RUN, a name or a path."""
+    data_root: Path | None = None
+    """Folder of prepared data sets."""
+    label: str | None = None
+    """Column of a table that holds the classes, for a new RUN."""
     json: bool = False
     """Print the findings as JSON instead of lines."""
 
@@ -28,10 +37,11 @@ class Export:
 
         from lipcert.cli.common import emit
         from lipcert.exporters.export import ExportChanged
-        from lipcert.runs import Run
+        from lipcert.runs import open_run
 
         try:
-            report = Run(self.run_folder).export(self.to, self.out)
+            run = open_run(self.run_folder, self.network, self.data, self.data_root, self.label)
+            report = run.export(self.to, self.out)
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-LEGEND = """Parameters are for 3×32×32 images and 10 classes.
+LEGEND = """Parameters are for 3×32×32 images and 10 classes; sll_table is for 16 columns.
 Convolutions: number × channels·neurons per pixel. Dense: number × inputs·neurons.
 A name starts with the method, see docs/layers.md and docs/results.md.
 `lipcert models NAME` shows all fields of one architecture."""
@@ -46,7 +46,7 @@ class Models:
                 f"{spec.conv_layers} × {spec.channels}{hidden}",
                 f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}" if spec.dense_layers else "–",
             ]
-            small = "Small, for a CPU" if name.endswith(("nano", "tiny")) else "The sizes of the paper"
+            small = "Small, for a CPU" if name.endswith(("nano", "tiny", "table")) else "The sizes of the paper"
             title = small if spec.layout == "flat" else "Rivals as published"
             groups.setdefault(title, []).append((spec.method, count, row))
         tables = [

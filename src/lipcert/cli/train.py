@@ -38,19 +38,26 @@ class Train(TrainConfig):
     def run(self) -> int:
         import shlex
 
-        from lipcert.runs import Run, first_process, train
+        from lipcert.runs import IN_PYTHON, Run, first_process, train
         from lipcert.training.loop import Diverged, Stopped
 
         settings = self.settings()
         if self.resume:
-            if settings != TrainConfig():
-                raise ValueError(
-                    "--resume continues with the settings of the run, so it takes no other flags than --out. To "
-                    "train longer or otherwise, start a new run with --init."
-                )
             stored = Run(self.out)
             stored.require()
+            own = ":" in stored.settings.model  # whose module is imported only if it is named again
+            if settings != TrainConfig().model_copy(update={"model": stored.settings.model} if own else {}):
+                also = f" and --network {stored.settings.model}" if own else ""
+                raise ValueError(
+                    "--resume continues with the settings of the run, so it takes no other flags than "
+                    f"--out{also}. To train longer or otherwise, start a new run with --init."
+                )
             settings = stored.settings
+            if settings.model == IN_PYTHON:
+                raise ValueError(
+                    f"the network of {self.out} was passed in Python. Resume there: lipcert.train(network, ..., "
+                    "resume=True)."
+                )
             if stored.unfinished and stored.results() and first_process():
                 step = stored.record.step
                 print(f"lipcert: the results of step {step} are dropped as training goes on.", file=sys.stderr)
@@ -65,7 +72,8 @@ class Train(TrainConfig):
         except Stopped as stop:
             if first_process():
                 print(f"lipcert: {stop}. Resume with:", file=sys.stderr)
-                print(f"  lipcert train --resume --out {shlex.quote(str(self.out))}", file=sys.stderr)
+                also = f" --network {settings.model}" if ":" in settings.model else ""
+                print(f"  lipcert train --resume --out {shlex.quote(str(self.out))}{also}", file=sys.stderr)
             return 128 + stop.signal
         if first_process():
             row = run.metrics[-1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lipcert.data import npz
+from lipcert.data import npz, tables
 from lipcert.data.catalog import CATALOG, Entry, entry, prepared_path, unknown
 from lipcert.data.dataset import ImageData, Split
 from lipcert.data.files import Files, open_files
@@ -25,17 +25,27 @@ Progress = Callable[[int, int], object]  # done, total
 
 
 def load_data(
-    name_or_path: str | os.PathLike[str], split: Split, *, root: str | os.PathLike[str] | None = None
+    name_or_path: str | os.PathLike[str],
+    split: Split,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    label: str | None = None,
 ) -> ImageData:
-    """Return the training or the test images of a named data set or of a path.
+    """Return the training or the test images of a named data set or of a path, or the rows of a table.
 
     Args:
-        name_or_path: a name of the catalog, or a folder, an archive or an ``.npz`` file.
+        name_or_path: a name of the catalog, or a folder, an archive, an ``.npz`` file or a ``.csv`` file.
         split: "train" or "test".
         root: where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default.
+        label: the column of a ``.csv`` file that holds the classes.
     """
     one_of("split", split, SPLITS)
     name = os.fspath(name_or_path)
+    is_table = name.lower().endswith(".csv")
+    if label is not None and not is_table:
+        raise ValueError(f"a label is a column of a .csv file; got {name}. Leave it out.")
+    if name in tables.FROM_SCIKIT_LEARN and isinstance(name_or_path, str):
+        return tables.from_scikit_learn(name, split)
     if name in CATALOG and isinstance(name_or_path, str):
         path = prepared_path(name, root)
         if not path.exists():
@@ -54,6 +64,8 @@ def load_data(
         )
     if path.suffix == ".npz":
         return npz.read(path, split)
+    if is_table:
+        return tables.read(path, label, split)
     with open_files(path) as files:
         return reader(files)(files, split)
 
@@ -135,7 +147,7 @@ def verify(known: Entry, data: ImageData) -> None:
             )
 
 
-def _size(images: int, shape: tuple[int, int, int], classes: int) -> str:
+def _size(images: int, shape: tuple[int, ...], classes: int) -> str:
     return f"{images:,} images {'×'.join(map(str, shape))} of {classes} classes"
 
 

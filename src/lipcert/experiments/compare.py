@@ -17,7 +17,6 @@ from lipcert.experiments.cost import inference_seconds
 from lipcert.experiments.plan import CERTIFY, Job, Show, Spread, Stage, diverged, expected, measure, run, spread
 from lipcert.files import write_json
 from lipcert.jobs import Store, Workers, open_store
-from lipcert.models.build import parameters
 from lipcert.records import RADII, RunFolder
 from lipcert.runs import Run
 
@@ -147,7 +146,7 @@ def finished_rows(plan: Comparison, out: Path) -> list[Row]:
                     attacked={name: spread([attack[name].attacked for attack in attacks]) for name in names},
                     attacked_natural=spread([attack[names[0]].natural for attack in attacks]) if names else None,
                     attack_examples=min((row.examples for attack in attacks for row in attack.values()), default=0),
-                    parameters=parameters(results[0].spec),
+                    parameters=results[0].parameters,
                     step_seconds=costs[data, f"{method}_{plan.size}"],
                     inference_seconds=inference[method],
                     peak_bytes=max(run.record.peak_bytes for run in results),

@@ -204,7 +204,7 @@ def _values(settings: Settings, out: Path, job: Job, costs: Mapping[Key, Cost]) 
     return {
         "natural": 100 * (run.natural or 0),
         **{name: 100 * (run.certified(radius) or 0) for name, radius in RADII.items()},
-        "parameters": parameters(run.spec) / 1e6,
+        "parameters": run.parameters / 1e6,
         "seconds": seconds,
     }
 

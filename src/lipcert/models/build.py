@@ -12,20 +12,26 @@ from lipcert.layers.forms import AffineConv2d, ResidualConv2d, ResidualLinear, o
 from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
 from lipcert.layers.shape import Center, Normalize, PadChannels, PadImage, Scale, ScaledAvgPool2d, SpaceToDepth
 from lipcert.models.families import FAMILIES
+from lipcert.models.own import Builder, build_own
 from lipcert.models.pieces import changes_width, conv, dense
-from lipcert.models.presets import model_spec
-from lipcert.models.spec import ModelSpec
+from lipcert.models.presets import architecture
+from lipcert.models.spec import Architecture, ModelSpec, OwnNetwork
 
 
-def create_model(name: str, **overrides: Any) -> nn.Sequential:
+def create_model(name: str, **overrides: Any) -> nn.Module:
     """The named architecture as a network: logits from images in [0, 1].
 
     Args:
-        name: one of ``list_models()``.
+        name: one of ``list_models()``, or ``module:function`` of your own.
         overrides: fields of the spec, such as num_classes=100, image_shape=(1, 28, 28), dense_layers=3 or
-            lipschitz=10.
+            lipschitz=10; with a function of your own its arguments.
     """
-    return build(model_spec(name, **overrides))
+    return build_any(architecture(name, **overrides))
+
+
+def build_any(spec: Architecture, builder: Builder | None = None) -> nn.Module:
+    """The network of a spec; ``builder`` is the function of an own one, by default the one that the spec names."""
+    return build_own(spec, builder) if isinstance(spec, OwnNetwork) else build(spec)
 
 
 def parameters(spec: ModelSpec) -> int:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from lipcert.errors import suggest
-from lipcert.models.spec import Method, ModelSpec
+from lipcert.models.spec import Architecture, Method, ModelSpec, OwnNetwork
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _SIZES: dict[str, dict[str, Any]] = {
     "nano": {
@@ -47,36 +50,54 @@ _TABLE_3 = {
     "xlarge": {"channels": 70, "conv_layers": 120, "dense_layers": 15, "dense_hidden": 4096},
 }
 
-_REGISTRY: dict[str, Callable[..., ModelSpec]] = {}
+_SPECS: dict[str, dict[str, Any]] = {}  # the fields of the presets
+BUILDERS: dict[str, Callable[..., Any]] = {}  # functions of the user's that return a network
 
 
-def register_model(name: str, make: Callable[..., ModelSpec]) -> None:
-    """Add an architecture: ``make(**overrides)`` gives its spec."""
-    if name in _REGISTRY:
+def register_model(name: str, builder: Callable[..., nn.Module]) -> None:
+    """Name an architecture of your own for ``create_model`` and ``TrainConfig``.
+
+    Args:
+        name: a new one.
+        builder: ``builder(image_shape, num_classes, **overrides)`` returns the network, an nn.Module.
+    """
+    if name in _SPECS or name in BUILDERS:
         raise ValueError(f"a model named {name!r} exists already; choose another name.")
-    _REGISTRY[name] = make
+    if ":" in name or not name:
+        raise ValueError(f"the name of a model must not be empty or have a colon, got {name!r}.")
+    BUILDERS[name] = builder
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """The names that match a shell pattern, such as "sll*"."""
-    return sorted(fnmatch.filter(_REGISTRY, pattern))
+    return sorted(fnmatch.filter([*_SPECS, *BUILDERS], pattern))
 
 
 def model_spec(name: str, **overrides: Any) -> ModelSpec:
-    """The spec of a named architecture with some fields replaced."""
-    if name not in _REGISTRY:
-        raise ValueError(f"there is no model {name!r}{suggest(name, _REGISTRY)} `lipcert models` lists them all.")
-    spec = _REGISTRY[name](**overrides)
-    if not isinstance(spec, ModelSpec):
-        raise ValueError(
-            f"the function registered as {name!r} must return a ModelSpec, got {type(spec).__name__}. A network of "
-            "your own needs no name: pass it to lipcert.freeze, audit and certify as it is."
-        )
-    return spec
+    """The spec of a named architecture of lipcert with some fields replaced."""
+    if name not in _SPECS:
+        raise ValueError(unknown(name))
+    return ModelSpec(**{**_SPECS[name], **overrides})
+
+
+def architecture(name: str, **overrides: Any) -> Architecture:
+    """The spec of a named architecture, or of a network of the user's own, with some fields replaced."""
+    if name not in BUILDERS and ":" not in name:
+        return model_spec(name, **overrides)
+    given = {key: overrides.pop(key) for key in ("image_shape", "num_classes") if key in overrides}
+    return OwnNetwork(builder=name, options=overrides, **given)
+
+
+def unknown(name: str) -> str:
+    """What to say about a name that is none."""
+    return (
+        f"there is no model {name!r}{suggest(name, [*_SPECS, *BUILDERS])} `lipcert models` lists them all; a "
+        "network of your own is named module:function."
+    )
 
 
 def _register(name: str, defaults: dict[str, Any]) -> None:
-    register_model(name, lambda **overrides: ModelSpec(**{**defaults, **overrides}))
+    _SPECS[name] = defaults
 
 
 # Every method has the two small sizes, for comparisons. The paper's sizes exist for what was published or is
@@ -89,6 +110,20 @@ for _size, _fields in _SIZES.items():
         _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel, "head": _head})
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})
+
+_register(
+    "sll_table",  # for tables of numbers, not images
+    {
+        "method": "sll",
+        "image_shape": (16,),
+        "channels": 64,
+        "conv_layers": 0,
+        "pool": 1,
+        "dense_layers": 4,
+        "dense_hidden": 64,
+        "init": "orthogonal",
+    },
+)
 
 # The rivals as published (results/models.md has each count beside the printed one).
 _KW_LARGE = {"layout": "kw_large", "conv_layers": 4, "dense_layers": 2, "pool": 1, "head": "first"}

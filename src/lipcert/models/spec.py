@@ -80,8 +80,9 @@ class ModelSpec(ReadableErrors, BaseModel):
     """Xavier (the paper), or orthonormal columns, which start with T = 1 and preserve the signal."""
     num_classes: int = Field(default=10, ge=2)
     """Number of classes; lipcert train takes it from the data."""
-    image_shape: tuple[int, int, int] = (3, 32, 32)
-    """Channels, height and width of an image; lipcert train takes them from the data."""
+    image_shape: tuple[int, ...] = (3, 32, 32)
+    """Channels, height and width of an image, or the number of columns of a table; lipcert train takes them from
+    the data."""
     mean: tuple[float, ...] | None = None
     """Mean of each channel, subtracted inside the model; None for 0.5."""
     std: tuple[float, ...] | None = None
@@ -101,13 +102,22 @@ class ModelSpec(ReadableErrors, BaseModel):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelSpec:
+        if len(self.image_shape) not in (1, 3) or min(self.image_shape) < 1:
+            raise ValueError(
+                "image_shape must be (channels, height, width), or (columns,) for a table, all positive; got "
+                f"{self.image_shape}"
+            )
         colors = self.image_shape[0]
-        if min(self.image_shape) < 1:
-            raise ValueError(f"image_shape must be (channels, height, width), all positive; got {self.image_shape}")
+        dense = (self.layout, self.stem, self.conv_layers, self.pool) == ("flat", 1, 0, 1)
+        if len(self.image_shape) == 1 and not dense:
+            raise ValueError(
+                "a table needs a model without convolutions, with layout flat, stem 1, conv_layers 0 and pool 1, "
+                "such as sll_table"
+            )
         if self.channels < colors * self.stem**2:
             raise ValueError(
-                f"channels must be at least the image channels times stem², {colors * self.stem**2}; got "
-                f"{self.channels}"
+                f"channels must be at least the channels of the image, or the columns of the table, times stem², "
+                f"{colors * self.stem**2}; got {self.channels}"
             )
         if self.layout != "flat":
             self._require_layout()
@@ -147,6 +157,11 @@ class ModelSpec(ReadableErrors, BaseModel):
         return 2 ** halvings[self.layout] if self.layout in halvings else self.stem * self.pool
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the image; a table has one pixel, whose channels are the columns."""
+        return (1, 1) if len(self.image_shape) == 1 else (self.image_shape[1], self.image_shape[2])
+
+    @property
     def groups(self) -> int:
         """Of convolutions in c2f, each of which ends by halving the image."""
         return -(-self.conv_layers // 3)
@@ -154,7 +169,7 @@ class ModelSpec(ReadableErrors, BaseModel):
     @property
     def pixels(self) -> tuple[int, int]:
         """Height and width of what the first convolution sees."""
-        _, high, wide = self.image_shape
+        high, wide = self.size
         each = self.block // self.stem
         return -(-high // self.block) * each, -(-wide // self.block) * each
 
@@ -163,7 +178,22 @@ class ModelSpec(ReadableErrors, BaseModel):
         """Inputs of the dense layers, or of the head where there are none."""
         if self.layout == "patches":
             return self.dense_hidden
-        _, high, wide = self.image_shape
+        high, wide = self.size
         doublings = {"kw_large": 1, "lipconvnet": 5, "c2f": self.groups - 1}.get(self.layout, 0)
         channels = 2**doublings * self.channels
         return channels * -(-high // self.block) * -(-wide // self.block)
+
+
+class OwnNetwork(ReadableErrors, BaseModel):
+    """A network that a function of the user's builds: its name and what it is called with, never code."""
+
+    model_config = ConfigDict(title="a network of your own", extra="forbid", frozen=True)
+
+    builder: str
+    """A registered name, or module:function; empty for a network that was passed to lipcert.train."""
+    image_shape: tuple[int, ...] = (3, 32, 32)
+    num_classes: int = Field(default=10, ge=2)
+    options: dict[str, int | float | str | tuple[float, ...]] = {}
+
+
+Architecture = ModelSpec | OwnNetwork

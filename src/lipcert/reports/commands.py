@@ -11,7 +11,7 @@ from typing import Any
 
 from lipcert.certifiers.methods import SETTINGS
 from lipcert.records import CHECKED
-from lipcert.runs import Run
+from lipcert.runs import IN_PYTHON, Run
 from lipcert.training.config import TrainConfig
 
 PACKAGES = ("lipcert", "torch", "numpy", "altair", "vl-convert-python", "jinja2")
@@ -23,17 +23,22 @@ def commands(run: Run, test_images: int | None) -> Iterator[str]:
     An unfinished training has no command: no number of epochs would give its weights.
     """
     where = shlex.quote(run.where)
+    own = ""
     if run.config is not None and run.unfinished is None:
-        yield train_command(run.config, where)
+        if run.config.get("model") != IN_PYTHON and not run.data_file.is_file():
+            yield train_command(run.config, where)
+    elif run.builder and run.imported is not None:
+        label = f" --label {shlex.quote(run.imported.label)}" if run.imported.label else ""
+        own = f" --network {run.builder} --data {shlex.quote(run.imported.data or '')}{label}"
     elif run.imported is not None:
         yield f"lipcert import {shlex.quote(run.imported.file)} --out {where}"
     for view in map(run.by, CHECKED):
         if view.audit_file.is_file():
-            yield f"lipcert audit {where}" + ("" if view.method == "lipschitz" else f" --method {view.method}")
+            yield f"lipcert audit {where}{own}" + ("" if view.method == "lipschitz" else f" --method {view.method}")
     for view in map(run.by, run.methods):
         some = test_images is not None and len(view.examples or ()) < test_images
         examples = f" --examples {len(view.examples or ())}" if some else ""
-        yield f"lipcert certify {where}{''.join(f' {word}' for word in _method_flags(view))}{examples}"
+        yield f"lipcert certify {where}{own}{''.join(f' {word}' for word in _method_flags(view))}{examples}"
     yield from (attack.command for attack in run.attacks)
     yield from (check_command(view) for view in map(run.by, CHECKED) if view.certificate is not None)
 

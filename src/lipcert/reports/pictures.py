@@ -64,7 +64,9 @@ def show_images(run: Run, data: TestData) -> tuple[tuple[TestImage, ...], tuple[
     least, most = right[:COUNT], right[: -COUNT - 1 : -1]
     uris, missing = {}, None
     try:
-        if run.method in CHECKED:
+        if len(run.spec.image_shape) != 3:
+            missing = "The inputs of this run are not images."
+        elif run.method in CHECKED:
             with safe_open(run.inputs_file, framework="pt") as archive:
                 images = archive.get_slice("images")
                 uris = {row.index: png_uri(images[row.index : row.index + 1][0]) for row in (*most, *least)}

@@ -191,7 +191,7 @@ def describe(runs: Sequence[Run], show: Callable[[int], object] = lambda done: N
     Raises:
         ValueError: where the files of a run contradict each other.
     """
-    where = {run.folder: radius_meaning(run.spec.image_shape) for run in runs}
+    where = {run.folder: radius_meaning(run) for run in runs}
     for run in runs:
         run.check()
     runs = [view for run in runs for view in _views(run)]
@@ -256,7 +256,7 @@ def _describe_run(run: Run, main: bool, radii: Sequence[float], steps: int) -> R
         data=run.data,
         model=run.model_name,
         architecture=run.architecture,
-        parameters=sum(parameter.numel() for parameter in run.model().parameters()),
+        parameters=run.parameters,
         images=len(run.radii),
         inputs=run.about.images if run.about else None,
         test_images=data.count,

@@ -130,9 +130,15 @@ def _shown(value: object) -> str:
     return " ".join(f"{number:.4g}" for number in value) if isinstance(value, list) else str(value)
 
 
-def radius_meaning(shape: tuple[int, ...]) -> str:
-    """What a radius of 36/255 allows in images of ``shape``."""
+def radius_meaning(run: Run) -> str:
+    """What a radius of 36/255 allows in the images of a run."""
+    shape = run.spec.image_shape
     size, count = "×".join(map(str, shape)), math.prod(shape)
+    if run.record.test is not None or run.data_file.is_file():
+        return (
+            f"A radius r allows any change of the {count:,} numbers of an input whose squares add up to at most "
+            "r², in the units in which the numbers are given."
+        )
     return (
         "Pixel values lie between 0 and 1. A radius of 36/255, about 0.141, allows a change of one value by 36 of "
         f"255 levels, or a change of all {count:,} values of a {size} image by about {36 / math.sqrt(count):.2g} "

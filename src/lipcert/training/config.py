@@ -62,14 +62,17 @@ class TrainConfig(ReadableErrors, BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = "sll_tiny"
-    """Name of an architecture, see `lipcert models`."""
+    model: Annotated[str, tyro.conf.arg(aliases=("--network",))] = "sll_tiny"
+    """Name of an architecture, see `lipcert models`, or module:function of your own, called with image_shape,
+    num_classes and the overrides."""
     overrides: Annotated[
         dict[str, int | float | str | tuple[float, ...]], tyro.conf.arg(metavar="FIELD=VALUE ...")
     ] = {}
     """Fields of the architecture to change, such as dense_layers=3. `lipcert models NAME` lists them."""
     data: str = "digits"
-    """Name of a data set, see `lipcert data list`, or a path."""
+    """Name of a data set, see `lipcert data list`, or a path; a table is a .csv file."""
+    label: str | None = None
+    """Column of a table that holds the classes."""
     data_root: str | None = None
     """Folder of prepared data sets. None means the default."""
     init: str | None = None

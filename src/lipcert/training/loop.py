@@ -27,15 +27,16 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from lipcert.certified.freeze import freeze, prove
 from lipcert.data.augment import augmentation
 from lipcert.data.dataset import ImageData
 from lipcert.errors import name_extra
 from lipcert.files import sha256_file, write_json
-from lipcert.models.build import build
-from lipcert.models.presets import model_spec
-from lipcert.models.spec import ModelSpec
+from lipcert.models.build import build_any
+from lipcert.models.presets import BUILDERS, architecture, model_spec
+from lipcert.models.spec import Architecture, ModelSpec, OwnNetwork
 from lipcert.records import RunFolder
-from lipcert.training.checkpoint import load_model, load_state, model_file, save_state, save_weights
+from lipcert.training.checkpoint import load_state, load_weights, model_file, save_state, save_weights
 from lipcert.training.config import TrainConfig, learning_rate_factor
 from lipcert.training.objective import Evaluate, certified_hits, make_loss
 
@@ -72,7 +73,20 @@ def spec_of(config: TrainConfig, train: ImageData) -> ModelSpec:
         "num_classes": len(train.classes),
         "mean": tuple(round(mean, 6) for mean in train.channel_means()),
     }
+    if len(train.image_shape) == 1:  # columns of a table have units of their own
+        columns = train.inputs().double()
+        fitted |= {"mean": train.channel_means(), "std": tuple(s or 1.0 for s in columns.std(0, False).tolist())}
     return model_spec(config.model, **{**fitted, **config.overrides})
+
+
+def architecture_of(config: TrainConfig, train: ImageData, network: nn.Module | None = None) -> Architecture:
+    """What is trained: a preset fitted to the data, a function of the user's own, or the ``network`` itself."""
+    if network is None and config.model not in BUILDERS and ":" not in config.model:
+        return spec_of(config, train)
+    data: dict[str, Any] = {"image_shape": train.image_shape, "num_classes": len(train.classes)}
+    if network is None:
+        return architecture(config.model, **{**data, **config.overrides})
+    return OwnNetwork(builder="", **data)
 
 
 def train(
@@ -80,17 +94,21 @@ def train(
     run: RunFolder,
     data: tuple[ImageData, ImageData],
     *,
+    network: nn.Module | None = None,
     evaluate: Evaluate = certified_hits,
     resume: bool = False,
     show: Callable[[Step], object] = lambda step: None,
 ) -> list[dict[str, Any]]:
     """Train into the folder of ``run`` and return the rows of metrics.jsonl.
 
+    Args:
+        network: the network to train, in place of the one that ``config.model`` names.
+
     Raises:
         Diverged: if the loss is no longer finite; the last good state is kept.
         Stopped: after SIGINT or SIGTERM, with the state saved.
     """
-    trainer = Trainer(config, run, data, evaluate)
+    trainer = Trainer(config, run, data, evaluate, network)
     if resume and run.state_file.is_file():
         trainer.restore()
     else:  # also where a run was killed before its first checkpoint
@@ -110,17 +128,30 @@ class Trainer:
     """One training: its network, optimizer, data and progress."""
 
     def __init__(
-        self, config: TrainConfig, run: RunFolder, data: tuple[ImageData, ImageData], evaluate: Evaluate
+        self,
+        config: TrainConfig,
+        run: RunFolder,
+        data: tuple[ImageData, ImageData],
+        evaluate: Evaluate,
+        network: nn.Module | None = None,
     ) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config, self.run, self.evaluate = config, run, evaluate
         self.training, self.testing = _split(config, *data)
+        self.test = data[1]
+        shape = self.training.image_shape
+        if config.augment != "none" and (len(shape) != 3 or shape[0] not in (1, 3)):
+            raise ValueError(
+                f"--augment {config.augment} is for images of 1 or 3 channels; these inputs are {shape}."
+            )
         self.accelerator = _accelerator(config)
         self.main = self.accelerator.is_main_process
-        self.spec = spec_of(config, self.training)
+        self.spec = architecture_of(config, self.training, network)
         torch.manual_seed(config.seed)
-        model = build(self.spec)
+        model = build_any(self.spec) if network is None else network
+        if isinstance(self.spec, OwnNetwork):
+            require_logits(model, self.spec)
         self.init = _load_weights(model, config.init)
         optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
@@ -148,6 +179,8 @@ class Trainer:
             self.run.folder.mkdir(parents=True, exist_ok=True)
             write_json(self.run.config_file, self.config.model_dump())
             self.run.write_record(lipcert=version("lipcert"), init=self.init, steps=self.total)
+            if not self.test.of_bytes:
+                self.run.write_record(test=self.test.sha256.images)
 
     def restore(self) -> None:
         """Go on from the last checkpoint."""
@@ -262,6 +295,9 @@ class Trainer:
         """All processes leave together: one that exits while another still writes can abort it."""
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
+        self.accelerator.unwrap_model(
+            self.model, keep_fp32_wrapper=False
+        )  # a network of the user's stays as it was
 
     def _share(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """The augmented inputs of this process: random numbers are those of the global batch, a row per image."""
@@ -271,14 +307,12 @@ class Trainer:
         part = slice(rank, len(batch) // world * world, world) if len(batch) >= world else slice(None)
         images, labels = self.training[batch[part]]
         device = self.accelerator.device
-        inputs = self.augment.apply(images, numbers[part])
+        inputs = self.augment.apply(images, numbers[part]) if self.augment.numbers else images
         if self.config.noise is not None:
             # Drawn for the global batch, like the numbers of the augmentation, and never clipped.
             noise = torch.randn(len(batch), *inputs.shape[1:], generator=generator)
             inputs = inputs + self.config.noise * noise[part]
-        inputs = inputs.to(device)
-        # Channels last: the same products, 1.4 times as fast on a CPU, and what tensor cores want.
-        return inputs.contiguous(memory_format=torch.channels_last), labels.to(device)
+        return _channels_last(inputs.to(device)), labels.to(device)
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
@@ -293,13 +327,29 @@ class Trainer:
         sums: dict[str, Tensor] = {}
         for batch in share.split(512):
             images, labels = self.testing[batch]
-            inputs = images.to(device, memory_format=torch.channels_last)
-            for name, hits in count_hits(inputs, labels.to(device)).items():
+            for name, hits in count_hits(_channels_last(images.to(device)), labels.to(device)).items():
                 sums[name] = sums.get(name, 0) + hits.sum()
         if kept is not None:
             self.plain.load_state_dict(kept)
         total = len(self.testing)
         return {name: float(self.accelerator.reduce(value, "sum")) / total for name, value in sums.items()}
+
+
+def require_logits(network: nn.Module, spec: OwnNetwork) -> None:
+    """Raise, before any training, unless the network has a proof and gives a logit for each class."""
+    training = network.training
+    shape = prove(freeze(network.eval()), spec.image_shape).shape
+    network.train(training)
+    if shape != (spec.num_classes,):
+        raise ValueError(
+            f"the network must give {spec.num_classes} logits, one for each class, for inputs of shape "
+            f"{spec.image_shape}; it gives outputs of shape {shape}."
+        )
+
+
+def _channels_last(inputs: Tensor) -> Tensor:
+    """The same products, 1.4 times as fast on a CPU, and what tensor cores want."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 
 
 def _accelerator(config: TrainConfig) -> Accelerator:
@@ -320,12 +370,9 @@ def _load_weights(model: nn.Module, path: str | None) -> str | None:
         return None
     file = model_file(Path(path))
     try:
-        model.load_state_dict(load_model(file).state_dict())
-    except RuntimeError as error:
-        reason = (str(error).splitlines() or ["other shapes"])[-1].strip()
-        raise ValueError(
-            f"--init {path} does not fit this model ({reason[:160]}). Use the same model, image size and classes."
-        ) from None
+        load_weights(model, file)
+    except ValueError as error:
+        raise ValueError(f"--init {path}: {error}") from None
     return sha256_file(file)
 
 
@@ -370,7 +417,10 @@ def _order(seed: int, epoch: int, count: int) -> Tensor:
 
 def _blend(average: dict[str, Tensor], weights: dict[str, Tensor], decay: float) -> None:
     for name, value in weights.items():
-        average[name].lerp_(value.to(average[name].dtype), 1 - decay)
+        if value.is_floating_point():
+            average[name].lerp_(value.to(average[name].dtype), 1 - decay)
+        else:  # such as the number of batches that a normalization has seen
+            average[name].copy_(value)
 
 
 @contextmanager

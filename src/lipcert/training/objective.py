@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import cast
 
@@ -9,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lipcert import losses
-from lipcert.certified.freeze import freeze
+from lipcert.certified.freeze import freeze, prove
 from lipcert.certified.radius import certified_radii
-from lipcert.layers.contract import lipschitz_bound
 from lipcert.layers.head import FirstLogits, LinearHead, NormalizedHead
 from lipcert.layers.local import local_estimate
 from lipcert.layers.tracked import lipschitz_estimate
@@ -66,8 +66,7 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, Tenso
             loss.epsilon = radius * growth_factor(progress, radius_growth)
         if isinstance(loss, losses.GloRoTrades) and weight is not None:
             loss.weight = weight * growth_factor(progress, weight_growth)
-        backbone, head = network.children()
-        assert isinstance(head, HEADS)  # what models.build makes
+        backbone, head = _parts(network, config.loss)
         rows = head.rows().to(logits.device)
         distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         if isinstance(loss, losses.WorstCase):
@@ -80,20 +79,34 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, Tenso
     return loss_of
 
 
+def _parts(network: nn.Module, loss: str) -> tuple[nn.Module, NormalizedHead | LinearHead | FirstLogits]:
+    """What comes before the head, and the head, as lipcert.models builds networks."""
+    layers = list(network.children())
+    if not isinstance(network, nn.Sequential) or not isinstance(layers[-1], HEADS):
+        raise ValueError(
+            f"the loss {loss!r} needs to know the last layer: the network must be an nn.Sequential that ends in "
+            "NormalizedHead, LinearHead or FirstLogits. Use --loss offset for other networks."
+        )
+    return layers[0] if len(layers) == 2 else nn.Sequential(*layers[:-1]), layers[-1]
+
+
 def certified_hits(model: nn.Module) -> CountHits:
     """A function that finds the natural and certified hits of a batch, in real arithmetic.
 
-    ``model`` is nn.Sequential(backbone, head). It is frozen once, so that no batch computes T again.
+    The network is frozen and proved once, so that no batch computes T again.
     """
-    backbone, head = model.children()
-    assert isinstance(head, HEADS)  # what models.build makes
-    pairwise = head.pairwise_bound() * lipschitz_bound(backbone)
-    # A new Sequential: mixed precision replaces the forward of the one it trains.
-    frozen = freeze(nn.Sequential(backbone, head))
+    plain = copy.copy(model)  # with the same layers
+    for name in ("forward", "_original_forward"):  # which mixed precision replaces in the one it trains
+        vars(plain).pop(name, None)
+    frozen = freeze(plain)
+    constants: dict[tuple[int, ...], Tensor] = {}
 
     def count_hits(inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = frozen(inputs)
-        radii = certified_radii(logits, labels, pairwise.to(logits.device))
+        logits, shape = frozen(inputs), tuple(inputs.shape[1:])
+        if shape not in constants:
+            pairwise = prove(frozen, shape).pairwise()
+            constants[shape] = torch.full((logits.shape[1],) * 2, torch.inf) if pairwise is None else pairwise
+        radii = certified_radii(logits, labels, constants[shape].to(logits.device))
         certified = {f"certified {name}": radii > radius for name, radius in RADII.items()}
         return {"natural": logits.argmax(dim=1) == labels, **certified}
 
