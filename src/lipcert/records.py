@@ -203,6 +203,7 @@ class AttackRecord(Record):
     format: Literal["lipcert-attack-2"]
     method: str
     attacks: tuple[str, ...] = Field(strict=False)
+    left_out: tuple[str, ...] = Field(default=(), strict=False)  # what is not defined for these inputs, and why
     examples: int = Field(ge=1)
     all: bool  # whether certified images were attacked too
     seed: int

@@ -140,6 +140,9 @@ def train(
         if data[1].name == OWN or network is not None:
             settings = settings.model_copy(update={"data": data[1].name})
             unnamed = None if data[1].name in CATALOG else data[1]
+    is_table = len(data[0].image_shape) == 1
+    if network is None and is_table and settings.model == TrainConfig.model_fields["model"].default:
+        settings = settings.model_copy(update={"model": "sll_table"})
     created = [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     run.folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -629,7 +632,7 @@ class Run(RunFolder):
         A killed attack goes on from its finished parts. Certified answers are attacked too with ``everything``.
         ``jobs`` processes work on it, or those of the Dask scheduler at the address ``cluster``.
         """
-        from lipcert.attacks.attack import attacks_of
+        from lipcert.attacks.attack import attacks_of, left_out
         from lipcert.attacks.evidence import summary
         from lipcert.attacks.shards import SHARD, attack_in_shards
 
@@ -687,9 +690,15 @@ class Run(RunFolder):
                     store,
                     workers if jobs > 1 or cluster else None,
                     everything=everything,
+                    bounded=images.of_bytes,
                     show=show,
                 )
-                done = {"command": command, "cpu_seconds": round(seconds, 3), "rows": summary(rows)}
+                done = {
+                    "left_out": list(left_out(method, classes, images.image_shape)),
+                    "command": command,
+                    "cpu_seconds": round(seconds, 3),
+                    "rows": summary(rows),
+                }
                 record = self.write_attack({"format": "lipcert-attack-2", **settings, **done}, rows)
                 store.remove()
         return record

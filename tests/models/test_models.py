@@ -1,5 +1,7 @@
 """Architectures: the published parameter counts, every method at every input size, specs that refuse nonsense."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -201,13 +203,75 @@ def test_registry():
         lc.register_model("sll_tiny", lambda **overrides: None)
 
 
-def test_a_registered_function_returns_a_spec():
-    lc.register_model("a_network", lambda **overrides: torch.nn.Flatten())
+def test_a_registered_function_builds_a_network_for_a_shape_and_classes():
+    def build(image_shape, num_classes, width=4):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(image_shape[0], width))
+
+    lc.register_model("a_network", build)
     try:
-        with pytest.raises(ValueError, match=r"'a_network' must return a ModelSpec, got Flatten"):
-            lc.create_model("a_network")
+        assert "a_network" in lc.list_models()
+        network = lc.create_model("a_network", image_shape=(7,), num_classes=3, width=5)
+        assert network[1].weight.shape == (5, 7)
+        with pytest.raises(ValueError, match="exists already"):
+            lc.register_model("a_network", build)
+        with pytest.raises(ValueError, match=r"a_network is called with .*depth, which it does not take"):
+            lc.create_model("a_network", depth=5)
     finally:
-        del presets._REGISTRY["a_network"]
+        del presets.BUILDERS["a_network"]
+
+
+OWN = """
+import torch
+
+def number(image_shape, num_classes):
+    return 3
+
+def crash(image_shape, num_classes):
+    return torch.nn.Linear(3, 4)(torch.zeros(5))
+
+def fine(image_shape, num_classes):
+    return torch.nn.Linear(image_shape[0], num_classes)
+
+constant = 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothere:build", "there is no module 'nothere' in the current folder"),
+        ("own_nets:nope", "'nope' does not exist in .*own_nets.py"),
+        ("own_nets:constant", "'constant' is not a function"),
+        ("own_nets:number", "own_nets:number must return a network, an nn.Module, and returned int"),
+        ("own_nets:crash", r"failed for images of shape \(7,\), in own_nets.py, line 8: RuntimeError"),
+        ("broken:build", "importing broken failed, in broken.py, line 1: NameError"),
+        ("needy:build", "the module needy needs nothing_of_that_name, which is not installed"),
+        ("no name:x", "there is no model 'no name:x'"),
+    ],
+)
+def test_a_function_of_ones_own_that_cannot_be_used_is_named(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_nets.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("undefined_name")
+    (tmp_path / "needy.py").write_text("import nothing_of_that_name")
+    path = list(sys.path)
+    with pytest.raises(ValueError, match=message):
+        lc.create_model(name, image_shape=(7,), num_classes=3)
+    assert sys.path == path
+    assert lc.create_model("own_nets:fine", image_shape=(7,), num_classes=3).weight.shape == (3, 7)
+    for module in ("own_nets", "broken", "needy"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("method", ["sll", "aol", "orthogonal", "sn", "sandwich"])
+def test_a_table_has_a_network_without_images(method):
+    model = lc.create_model(
+        "sll_table", image_shape=(5,), num_classes=3, method=method, mean=(1.0,) * 5, std=(2.0,) * 5
+    )
+    assert lc.lipschitz_bound(model[0]) <= 0.5 + 1e-6
+    assert lc.audit(lc.freeze(model.eval()), (5,)).ok
+    with pytest.raises(ValueError, match="a table needs a model without convolutions"):
+        model_spec("sll_nano", image_shape=(5,))
 
 
 def test_a_spec_survives_json():

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lipcert.attacks.autoattack import STANDARD, defined, perturb
+from lipcert.attacks.autoattack import STANDARD, perturb, undefined
 from lipcert.attacks.pgd import QUICK_RESTARTS, QUICK_STEPS, RESTARTS, STEPS, pgd, random_starts, seed_of
 from lipcert.attacks.referee import Model, Verdict, in_both_precisions, judge
 from lipcert.errors import finite, one_of
@@ -59,19 +59,21 @@ def attack(
     method: Method = "autoattack",
     seed: int = 0,
     indices: Tensor | None = None,
+    bounded: bool = True,
 ) -> AttackResult:
     """Try to change the answers of ``model`` within an L2 distance of ``eps``.
 
     Args:
         model: logits of images, or one output whose sign is the class. A float64 copy of a module decides; what is
             no module decides itself, and must take float32 and float64.
-        images: (N, …), floating, in [0, 1].
+        images: (N, …), floating, in [0, 1] unless ``bounded`` is False.
         labels: (N,), integers.
         method: "autoattack", the standard four; "pgd", 5 restarts of 100 steps on the margin; "quick", APGD-CE with
             30 iterations, PGD with one start and 30 steps, Square with 100 queries, for a first look.
         seed: with ``eps`` and ``indices`` it decides all that is random.
         indices: (N,), the names of the examples, 0, 1, … by default; PGD draws the noise of each from its own, the
             others from the first.
+        bounded: whether points count only if they lie in [0, 1]^d, as images do. Rows of a table may be anywhere.
 
     Raises:
         ValueError: for images outside [0, 1], labels without a logit, a radius that is not positive.
@@ -81,7 +83,7 @@ def attack(
         raise ValueError(f"eps must be above 0; got {eps!r}. Pass a radius such as 36/255.")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must lie from 0 to 2^63 − 1; got {seed}. Pass a smaller number.")
-    _require_images(images, labels)
+    _require_images(images, labels, bounded)
     names = torch.arange(len(labels)) if indices is None else indices
     fast, exact = in_both_precisions(model)
     center, start, truth = images.double(), images.float(), labels.long()
@@ -89,7 +91,8 @@ def attack(
         logits = exact(center)
     _require_classes(labels, logits.shape[1])
     shared = seed_of(seed, eps, int(names[0])) if len(names) else 0
-    run = _Run(fast, exact, eps, seed, shared, logits.shape[1], method == "quick")
+    low, high = (0.0, 1.0) if bounded or not len(images) else _around(images, eps)
+    run = _Run(fast, exact, eps, seed, shared, logits.shape[1], method == "quick", (low, high))
     chosen = attacks_of(method, run.classes, tuple(images.shape[1:]))
     predictions = logits.argmax(dim=1)
     correct = predictions == truth
@@ -112,7 +115,18 @@ def attack(
 
 def attacks_of(method: str, classes: int, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The attacks of a method, without those that are not defined for so many classes and this shape."""
-    return tuple(name for name in ATTACKS[method] if name == "pgd" or defined(name, classes, shape))
+    return tuple(name for name in ATTACKS[method] if name == "pgd" or undefined(name, classes, shape) is None)
+
+
+def left_out(method: str, classes: int, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The other attacks of the method, each with the reason."""
+    reasons = {name: undefined(name, classes, shape) for name in ATTACKS[method] if name != "pgd"}
+    return tuple(f"{name} ({reason})" for name, reason in reasons.items() if reason is not None)
+
+
+def _around(images: Tensor, eps: float) -> tuple[float, float]:
+    """A box that holds every ball: clipping to it changes nothing."""
+    return float(images.min()) - 2 * eps - 1, float(images.max()) + 2 * eps + 1
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,7 @@ class _Run:
     shared_seed: int  # of the others
     classes: int
     quick: bool
+    box: tuple[float, float]  # of every entry
 
     def tries(
         self, name: str, start: Tensor, center: Tensor, labels: Tensor, names: Tensor
@@ -134,7 +149,7 @@ class _Run:
         if name == "pgd":
             restarts, steps = (QUICK_RESTARTS, QUICK_STEPS) if self.quick else (RESTARTS, STEPS)
             tries = random_starts(start, self.eps, names, self.seed, restarts)
-            found = pgd(self.fast, start, labels, self.eps, tries, steps=steps)
+            found = pgd(self.fast, start, labels, self.eps, tries, steps=steps, box=self.box)
         else:
             found = perturb(
                 name,
@@ -145,25 +160,28 @@ class _Run:
                 seed=self.shared_seed,
                 classes=self.classes,
                 quick=self.quick,
+                box=self.box,
             )
-        verdict = judge(self.exact, center, labels, found, self.eps)
+        verdict = judge(self.exact, center, labels, found, self.eps, self.box)
         yield name, torch.ones_like(verdict.fooled), verdict
         with torch.no_grad():
             claimed = self.fast(found).argmax(dim=1) != labels
         doubtful = claimed & ~verdict.fooled
         if bool(doubtful.any()):
             near, truth = center[doubtful], labels[doubtful]
-            found = pgd(self.exact, near, truth, self.eps, [verdict.points[doubtful]])
-            yield "pgd", doubtful, judge(self.exact, near, truth, found, self.eps)
+            found = pgd(self.exact, near, truth, self.eps, [verdict.points[doubtful]], box=self.box)
+            yield "pgd", doubtful, judge(self.exact, near, truth, found, self.eps, self.box)
 
 
-def _require_images(images: Tensor, labels: Tensor) -> None:
+def _require_images(images: Tensor, labels: Tensor, bounded: bool) -> None:
     if not images.is_floating_point() or labels.is_floating_point() or labels.shape != images.shape[:1]:
         raise ValueError(
             f"expected floating images (N, …) and integer labels (N,); got {images.dtype} {tuple(images.shape)} "
             f"and {labels.dtype} {tuple(labels.shape)}. Pass data.inputs() and data.labels."
         )
-    if not bool(((images >= 0) & (images <= 1)).all()):  # false for NaN
+    if not bool(torch.isfinite(images).all()):
+        raise ValueError("images must be finite, but some values are NaN or infinity.")
+    if bounded and not bool(((images >= 0) & (images <= 1)).all()):
         raise ValueError("images must lie in [0, 1], but some values do not. Divide bytes by 255.")
 
 

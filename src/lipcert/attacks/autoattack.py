@@ -2,7 +2,7 @@
 
 Standard is APGD-CE, APGD-T, FAB-T and Square, in that order. Not each of them is defined everywhere: the targeted
 DLR loss of APGD-T compares four logits, and Square lays tiles that must fit into the image. What is not defined is
-left out and not replaced; ``defined`` says what remains, and every record names what ran.
+left out and not replaced; ``undefined`` says why, and every record names what ran.
 
 The attacks are called directly. ``AutoAttack.run_standard_evaluation`` calls them in the same way, but also ends
 the tracing of the whole process and writes to a global logger; a test compares the two.
@@ -29,14 +29,17 @@ QUIET = logging.Logger("lipcert.attacks")
 QUIET.addHandler(logging.NullHandler())
 
 
-def defined(name: str, classes: int, shape: tuple[int, ...]) -> bool:
-    """Whether pyautoattack has this attack for so many logits and images of this shape."""
-    if name == "apgd-t":
-        return classes >= 4  # its loss takes the largest, the third and the fourth logit
-    if name != "square":
-        return True
-    if len(shape) != 3:
-        return False
+def undefined(name: str, classes: int, shape: tuple[int, ...]) -> str | None:
+    """Why pyautoattack does not have this attack for so many logits and images of this shape, or None."""
+    if name == "apgd-t" and classes < 4:  # its loss takes the largest, the third and the fourth logit
+        return "needs 4 classes"
+    if name == "square" and (len(shape) != 3 or not _tiles_fit(shape)):
+        return "needs images" if len(shape) != 3 else "its tiles do not fit into the image"
+    return None
+
+
+def _tiles_fit(shape: tuple[int, ...]) -> bool:
+    """Whether Square's tiles stay inside the image."""
     _, height, width = shape
     tile = height // 5
     if tile <= 1:  # tiles of one pixel always fit
@@ -55,13 +58,25 @@ def perturb(
     seed: int,
     classes: int,
     quick: bool = False,
+    box: tuple[float, float] = (0.0, 1.0),
 ) -> Tensor:  # (N, …) → (N, …)
-    """The points of one attack. They may lie outside the ball by the rounding of float32: a referee must look."""
+    """The points of one attack. They may lie outside the ball by the rounding of float32: a referee must look.
+
+    The attacks know inputs in [0, 1] only, so that another ``box`` is scaled to it.
+    """
+    low, size = box[0], box[1] - box[0]
+    scaled = (low, size) != (0.0, 1.0)
+    if scaled:
+        images, eps, inner = (images - low) / size, eps / size, model
+
+        def model(x: Tensor) -> Tensor:
+            return inner(x * size + low)
+
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []), torch.no_grad():
         points: Tensor = _make(name, model, eps, seed, classes, quick, images.device).perturb(
             images.clone(memory_format=torch.contiguous_format), labels.clone()
         )
-    return points.detach()
+    return points.detach() * size + low if scaled else points.detach()
 
 
 def _make(

@@ -1,4 +1,4 @@
-"""Projected gradient ascent on the margin, in the L2 ball and the box [0, 1]^d.
+"""Projected gradient ascent on the margin, in the L2 ball and the box, [0, 1]^d for images.
 
 A step has length α = 2.5·ε/steps along the normalised gradient of max_{j≠y} f_j − f_y. The projection scales x − x₀
 to length ε and clips to the box. Clipping moves every coordinate towards x₀, which lies in the box, so the result
@@ -27,13 +27,14 @@ def pgd(
     starts: Iterable[Tensor],
     *,
     steps: int = STEPS,
+    box: tuple[float, float] = (0.0, 1.0),
 ) -> Tensor:  # (N, …) → (N, …)
     """The first point of each path that ``model`` misclassifies, in its own arithmetic; else the image itself."""
     found, left = images.clone(), torch.arange(len(images), device=images.device)
     for start in starts:
         x, near, truth = start[left], images[left], labels[left]
         for step in range(steps + 1):
-            x = into_ball(near, x, eps).requires_grad_()
+            x = into_ball(near, x, eps, box).requires_grad_()
             with torch.enable_grad():
                 logits = model(x)
                 margin = rival_margin(logits, truth).sum()
@@ -62,11 +63,11 @@ def random_starts(images: Tensor, eps: float, indices: Tensor, seed: int, restar
         yield images + eps * noise / per_example_norm(noise)
 
 
-def into_ball(images: Tensor, x: Tensor, eps: float) -> Tensor:
+def into_ball(images: Tensor, x: Tensor, eps: float, box: tuple[float, float] = (0.0, 1.0)) -> Tensor:
     """The points of the ball and of the box near ``x``."""
     moved = x - images
     scale = eps / per_example_norm(moved).clamp_min(1e-12)
-    return (images + moved * scale.clamp_max(1.0)).clamp(0.0, 1.0)
+    return (images + moved * scale.clamp_max(1.0)).clamp(*box)
 
 
 def rival_margin(logits: Tensor, labels: Tensor) -> Tensor:  # (N, C) → (N,)

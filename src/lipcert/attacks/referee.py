@@ -1,8 +1,8 @@
 """Who decides that a point is adversarial: float64, whatever arithmetic the attack ran in.
 
-A point counts if it lies in [0, 1]^d, if its L2 distance to the image is at most ε, and if the network in float64
-gives it a class other than the label. A certificate is about just these points. An attack runs in float32 and may
-end just outside the ball: its point is pulled back first, and must still fool.
+A point counts if it lies in the box, [0, 1]^d for images, if its L2 distance to the image is at most ε, and if the
+network in float64 gives it a class other than the label. A certificate is about just these points. An attack runs
+in float32 and may end just outside the ball: its point is pulled back first, and must still fool.
 
 Rounding: the distance up, so that no point outside the ball is held against a certificate.
 """
@@ -88,15 +88,18 @@ class Verdict:
     fooled: Tensor  # (N,) bool
 
 
-def judge(exact: Model, images: Tensor, labels: Tensor, points: Tensor, eps: float) -> Verdict:
+def judge(
+    exact: Model, images: Tensor, labels: Tensor, points: Tensor, eps: float, box: tuple[float, float] = (0.0, 1.0)
+) -> Verdict:
     """Pull ``points`` into the ball of radius ε around float64 ``images`` and the box; see which of them fool."""
-    points = torch.where(torch.isfinite(points), points.double(), images).clamp(0.0, 1.0)
+    points = torch.where(torch.isfinite(points), points.double(), images).clamp(*box)
     lengths = distance_up(points, images)
     outside = lengths > eps
-    # A hair less than ε, since x₀ + δ is rounded in each of its coordinates, which are at most 1.
-    target = max(eps * (1 - 1e-12) - 4 * UNIT * math.sqrt(images[0].numel()), 0.0)
+    # A hair less than ε, since x₀ + δ is rounded in each of its coordinates, at most the largest of the box.
+    largest = max(map(abs, box))
+    target = max(eps * (1 - 1e-12) - 4 * UNIT * largest * math.sqrt(images[0].numel()), 0.0)
     shrink = torch.where(outside, target / lengths, 1.0).view(-1, *[1] * (images.ndim - 1))
-    pulled = (images + (points - images) * shrink).clamp(0.0, 1.0)
+    pulled = (images + (points - images) * shrink).clamp(*box)
     points = torch.where(outside.view(shrink.shape), pulled, points)
     lengths = distance_up(points, images)
     with torch.no_grad():

@@ -38,6 +38,7 @@ class Shard:
     radius: float
     method: Method
     seed: int
+    bounded: bool
 
 
 def attack_in_shards(
@@ -51,11 +52,13 @@ def attack_in_shards(
     workers: Workers | None,
     *,
     everything: bool,
+    bounded: bool,
     show: Callable[[int, int, int], object],
 ) -> tuple[list[dict[str, Any]], float]:
     """Attack within all ``radii``, which increase; the rows, and the CPU seconds of all shards.
 
     Args:
+        bounded: whether adversarial points must lie in [0, 1]^d.
         workers: whose processes share the shards of a radius; None for this process alone.
         show: hears (points done, all points, points that this call attacked).
     """
@@ -69,7 +72,9 @@ def attack_in_shards(
         todo = to_attack(claims, radius, found, everything)
         settled += len(to_attack(claims, radius, {}, everything)) - len(todo)  # those that fell within less
         shards = [
-            Shard(f"{number}-{start // SHARD}", chosen, images[chosen], labels[chosen], radius, method, seed)
+            Shard(
+                f"{number}-{start // SHARD}", chosen, images[chosen], labels[chosen], radius, method, seed, bounded
+            )
             for start in range(0, len(todo), SHARD)
             for chosen in [todo[start : start + SHARD]]
         ]
@@ -105,6 +110,7 @@ def attack_shard(network: nn.Module, shard: Shard) -> dict[str, Any]:
         method=shard.method,
         seed=shard.seed,
         indices=torch.tensor(shard.indices),
+        bounded=shard.bounded,
     )
     fell = (result.broken | ~result.correct).tolist()  # wrong at distance 0 is wrong within every radius
     findings = [

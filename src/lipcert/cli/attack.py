@@ -85,6 +85,7 @@ class Attack:
             make_table(f"{record.data}: accuracy within an L2 radius (%)", header, rows),
             f"{record.examples:,} images; {record.method}: {', '.join(record.attacks)}. "
             f"CPU time: {record.cpu_seconds:,.0f} s.",
+            *([f"Left out: {'; '.join(record.left_out)}."] if record.left_out else []),
             "No attack can push the accuracy below certified; a stronger one may push it",
             "below attacked.",
         )

@@ -64,7 +64,7 @@ class TrainConfig(ReadableErrors, BaseModel):
 
     model: Annotated[str, tyro.conf.arg(aliases=("--network",))] = "sll_tiny"
     """Name of an architecture, see `lipcert models`, or module:function of your own, called with image_shape,
-    num_classes and the overrides."""
+    num_classes and the overrides. A table has sll_table instead of sll_tiny."""
     overrides: Annotated[
         dict[str, int | float | str | tuple[float, ...]], tyro.conf.arg(metavar="FIELD=VALUE ...")
     ] = {}
