@@ -75,3 +75,13 @@ def test_every_example_is_named_in_the_documentation():
     for example in [*SCRIPTS, *NOTEBOOKS]:
         assert example.name in text, f"no page names examples/{example.name}"
     assert {notebook.stem for notebook in NOTEBOOKS} == {"quickstart", "own_network", "compare_methods"}
+
+
+def test_the_page_of_uses_shows_what_was_measured():
+    record = json.loads((ROOT / "results" / "uses.json").read_text(encoding="utf-8"))
+    measured = "\n".join(line for example in record["examples"].values() for line in example["printed"])
+    page = (ROOT / "docs" / "uses.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\d+\.\d+", page)
+    assert len(figures) > 10
+    assert not [figure for figure in figures if figure not in measured]
+    assert record["command"] in page

@@ -20,6 +20,7 @@ from lipcert.errors import DataNotFound, suggest
 FROM_SCIKIT_LEARN = ("iris", "wine", "breast_cancer")
 SHARE = 5  # one row in so many is for the test
 MISSING = {"", "?", "na", "n/a", "nan", "null", "none", "-"}
+LARGEST = float(np.finfo(np.float32).max)
 DELIMITERS = ",;\t"
 
 
@@ -94,7 +95,7 @@ def _numbers(where: str, header: list[str], cells: list[str], target: int) -> li
                 "numbers, or drop it."
             )
         numbers.append(float(cell))
-        if not abs(numbers[-1]) <= np.finfo(np.float32).max:
+        if not abs(numbers[-1]) <= LARGEST:
             raise ValueError(
                 f"{where}, column {header[index]!r}: {cell!r:.60} is beyond float32. Scale the column."
             )
