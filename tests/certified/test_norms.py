@@ -425,7 +425,8 @@ def pooled():
 @pytest.mark.parametrize("make", [lambda norm: dense(norm), lambda norm: pooled()])
 def test_the_checker_verifies_certificates_of_every_norm(make, norm, tmp_path):
     x = torch.rand(12, 1, 4, 4)
-    result = lc.save_certificate(make(norm), x, folder=tmp_path, norm=norm)
+    result = lc.certify(make(norm), x, norm=norm)
+    result.save(tmp_path)
     assert (result.radii > 0).all()
     report = lc.verify(tmp_path)
     assert report.ok, report.refuted
@@ -441,13 +442,13 @@ def rewrite(folder, change):
 
 def test_a_certificate_with_another_norm_is_refuted(tmp_path):
     x = torch.rand(6, 1, 4, 4)
-    lc.save_certificate(dense("l1"), x, folder=tmp_path / "l1", norm="l1")
+    lc.certify(dense("l1"), x, norm="l1").save(tmp_path / "l1")
     rewrite(tmp_path / "l1", lambda content: content.update(norm="Linf"))
     assert not lc.verify(tmp_path / "l1").ok
     rewrite(tmp_path / "l1", lambda content: content.update(norm="L2"))
     assert not lc.verify(tmp_path / "l1").ok
     residual = nn.Sequential(nn.Flatten(), lc.ResidualLinear(16, 8), lc.NormalizedHead(16, 3))
-    lc.save_certificate(residual, x, folder=tmp_path / "l2")
+    lc.certify(residual, x).save(tmp_path / "l2")
     for norm in ("Linf", "L1"):
         rewrite(tmp_path / "l2", lambda content, norm=norm: content.update(norm=norm))
         report = lc.verify(tmp_path / "l2")
@@ -463,7 +464,8 @@ def test_a_radius_with_the_wrong_factor_is_refuted(norm, tmp_path):
     with torch.no_grad():
         model[0].weight.copy_(torch.eye(2))
         model[0].bias.zero_()
-    result = lc.save_certificate(model, x, folder=tmp_path, norm=norm)
+    result = lc.certify(model, x, norm=norm)
+    result.save(tmp_path)
     factor = {"linf": math.sqrt(2), "l1": 1.01}[norm]
     larger = [[i, int(result.labels[i]), float(result.radii[i] * factor).hex()] for i in range(2)]
     assert lc.verify(tmp_path).ok
@@ -475,7 +477,7 @@ def test_column_sums_are_refuted(tmp_path):
     model, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.rand(3, 2)
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
-    lc.save_certificate(model, x, folder=tmp_path, norm="linf")
+    lc.certify(model, x, norm="linf").save(tmp_path)
 
     def smaller(content):
         content["nodes"][0]["lipschitz"] = (1.0 + 2.0**-20).hex()
@@ -560,7 +562,7 @@ def test_a_monotone_network_computes_what_it_says_and_has_its_certificate(tmp_pa
     report = lc.audit(model, (4,))
     assert (report.increasing, report.decreasing) == ((1, 3), (0,))
     assert report.lipschitz <= lc.lipschitz_bound(model) * (1 + 1e-6)
-    lc.save_certificate(model, x, folder=tmp_path)
+    lc.certify(model, x).save(tmp_path)
     assert lc.verify(tmp_path).ok
 
 

@@ -70,7 +70,7 @@ def test_a_residual_network_is_trained_frozen_certified_exported_and_verified(tm
     assert (result.radii > 0).double().mean() > 0.8
     assert torch.allclose(lc.certify(model, images, labels).radii, result.radii, rtol=1e-4)  # without freezing
 
-    lc.save_certificate(model, images, labels, folder=tmp_path / "mine", about="random images")
+    result.save(tmp_path / "mine", about="random images")
     assert lc.verify(tmp_path / "mine").ok
     lc.export(frozen, tmp_path / "mine.safetensors", to="torch", input_shape=(1, 8, 8))
     assert torch.equal(load_frozen(tmp_path / "mine.safetensors")(images), frozen(images))

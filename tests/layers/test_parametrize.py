@@ -278,5 +278,5 @@ def test_a_users_script(tmp_path):
     result = lc.certify(frozen, test, truth)
     assert result.natural_accuracy > 0.6
     assert 0.2 < result.certified_accuracy(36 / 255) <= result.natural_accuracy
-    lc.save_certificate(frozen, test, truth, folder=tmp_path, about="sixty digits")
+    result.save(tmp_path, about="sixty digits")
     assert lc.verify(tmp_path).ok
