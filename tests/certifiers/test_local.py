@@ -11,7 +11,7 @@ from torch import nn
 import lipcert as lc
 from full import full
 from lipcert.certified.freeze import prove
-from lipcert.certifiers.local import LocalNetwork, Masked, _squared_gram_bound
+from lipcert.certifiers.local import LocalNetwork, Masked, _distance_to_loss, _squared_gram_bound
 from lipcert.errors import NotCertified
 from mutants import matrix_of, norm
 
@@ -447,3 +447,100 @@ def test_infinite_inputs_and_wrong_answers_have_no_radius():
     assert lc.certify(network, x, labels, method="local").radii[:2].tolist() == [0.0, 0.0]
     wrong = (labels + 1) % 3
     assert lc.certify(network, x, wrong, method="local").radii.tolist() == [0.0] * 3
+
+
+def hostile_numbers(count, seed):
+    """Zeros, ties, powers of two far apart and ordinary numbers, as floats that are exact rationals."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([0.0, 1.0, 0.5, 1.0, 3.0, 2.0**-30, 2.0**20, 1e-3])
+    chosen = sizes[torch.randint(len(sizes), (count,), generator=generator)].double()
+    return chosen * torch.where(
+        torch.rand(count, generator=generator) < 0.5, 1.0, torch.rand(count, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("entries", [1, 2, 3])
+def test_no_smaller_step_loses_the_margin(entries):
+    """Decided in rationals. Entry i loses size·e for a step e + wait, so steps of every kind are tried.
+
+    At the distance r that is claimed, no choice of steps with Σ step² < (constant·r)² may lose the margin.
+    """
+    count = full(4000, 400)
+    size, wait, most = (hostile_numbers(count * entries, 10 * entries + k).view(count, entries) for k in range(3))
+    most[torch.arange(count) % 7 == 0] = 2.0**40  # no box at all
+    margin = hostile_numbers(count, 10 * entries + 3).clamp_min(2.0**-40)
+    constant = hostile_numbers(count, 10 * entries + 4).clamp_min(2.0**-20)
+    claimed = _distance_to_loss(size, wait, most, margin, constant)
+    assert bool((claimed >= 0).all())
+    checked = 0
+    for index in range(count):
+        rows = [[Fraction(float(value)) for value in tensor[index]] for tensor in (size, wait, most)]
+        needed, limit = Fraction(float(margin[index])), claimed[index]
+        if not 0 < float(limit) < math.inf:
+            continue
+        reach = (Fraction(float(limit)) * Fraction(float(constant[index]))) ** 2
+        squares = cheapest_loss(*rows, needed)
+        if squares is not None:
+            checked += 1
+            assert reach <= squares, (rows, needed)
+    assert checked > count / 4
+
+
+def cheapest_loss(size, wait, most, margin):
+    """The least Σ step² that loses the margin, as an exact rational, or None if nothing loses it.
+
+    For each set of entries that are at their end and each set of those inside, minimize Σ (e + wait)² subject to
+    Σ size·e = what is left: the multiplier is linear in it. All others stay. The least feasible one is the minimum.
+    """
+    best = None
+    for kinds in itertools.product(("stays", "inside", "end"), repeat=len(size)):
+        left = margin - sum(s * m for s, m, kind in zip(size, most, kinds, strict=True) if kind == "end")
+        total = sum((m + w) ** 2 for m, w, kind in zip(most, wait, kinds, strict=True) if kind == "end")
+        inside = [(s, w, m) for s, w, m, kind in zip(size, wait, most, kinds, strict=True) if kind == "inside"]
+        weight = sum(s * s for s, _, _ in inside)
+        if weight:
+            # step = μ·size with Σ size·(μ·size − wait) = left.
+            ratio = (left + sum(s * w for s, w, _ in inside)) / weight
+            if any(not 0 <= ratio * s - w <= m for s, w, m in inside):
+                continue
+            total += ratio**2 * weight
+        elif left > 0 or inside:
+            continue
+        best = total if best is None else min(best, total)
+    return best
+
+
+def test_the_box_and_the_wait_certify_more_than_the_constant():
+    """relu(z) with z = x, and logits (1 − a, 0): at x = −0.25 the input must move by 1.25, not by 1."""
+    first, head = nn.Linear(1, 1).double(), nn.Linear(1, 2).double()
+    with torch.no_grad():
+        first.weight.fill_(1.0)
+        first.bias.zero_()
+        head.weight.copy_(torch.tensor([[-1.0], [0.0]]))
+        head.bias.copy_(torch.tensor([1.0, 0.0]))
+    network, x = nn.Sequential(first, nn.ReLU(), head), torch.tensor([[-0.25]], dtype=torch.float64)
+    assert float(lc.certify(network, x).radii) == pytest.approx(1.0)
+    assert 1.2499 < float(lc.certify(network, x, method="local", eps=(2.0,)).radii) <= 1.25
+    # A clip at 0.9 keeps the loss below the margin: all of the ball is certified.
+    clipped = nn.Sequential(first, nn.Hardtanh(0.0, 0.9), head)
+    assert float(lc.certify(clipped, x, method="local", eps=(2.0,)).radii) >= 2.0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_leaving_out_balls_changes_no_answer(name):
+    """Only images certified at every smaller ε are examined, and the same images are certified at each ε.
+
+    λ and q are found by iterations that stop early, so a radius between two ε may differ a little.
+    """
+    eps = (0.003, 0.03, 0.1, 0.4)
+    for seed in range(full(10, 2)):
+        network, shape = network_of(name, seed)
+        x = torch.rand(16, *shape, dtype=torch.float64)
+        result = lc.certify(network, x, method="local", eps=eps)
+        proved = prove(lc.freeze(network), shape)
+        local, best = LocalNetwork(proved), lc.certify(proved, x).radii
+        for radius in eps:
+            best = torch.maximum(best, local.radii(x, result.labels, math.nextafter(radius, math.inf)))
+        assert torch.allclose(result.radii, best, rtol=1e-3, atol=0)
+        for radius in eps:
+            assert torch.equal(result.radii >= radius, best >= radius)

@@ -12,6 +12,9 @@ proofs). The norm of a masked matrix is at most each of
 
 No iteration has to converge: every bound is proved for whatever q it is given.
 
+The head is bounded more sharply: its input lies in a box and in a ball of radius L_ε·ε, and a rectified or clipped
+neuron must first move to where its activation changes. For any λ > 0 that bounds every margin in closed form.
+
 Rounding: boxes outwards, norms and constants up, radii down.
 """
 
@@ -51,6 +54,7 @@ WIDER = 2.0**-50  # of an interval's ends, for the roundings of computing them
 LARGEST_GRAM = 2**22  # entries of |WWᵀ| over all lags; larger ones cost more than they gain
 SAFE = 2.0**400  # entries of a Gram matrix outside [1/SAFE, SAFE] could underflow or overflow in products
 SQUARINGS = 5
+TRIALS = 6  # values of λ for each rival; any one is sound
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class State:
     before: State | None = None  # what an affine layer read, if this is its output
     layer: Masked | None = None  # that layer
     norm: Tensor | None = None  # (N,) of that layer on what moves before it
+    # What a clipped activation read must move so far before the value grows or falls; None: no distance.
+    before_rise: Tensor | None = None
+    before_fall: Tensor | None = None
 
 
 def certify_locally(
@@ -98,16 +105,19 @@ def certify_locally(
         raise NotCertified("local bounds are for classifiers with two or more logits. Use method='lipschitz'.")
     result = certify(proved, images, labels, batch_size=batch_size)
     network = LocalNetwork(proved, gram=gram)
-    best = result.radii.clone()
+    best, candidates = result.radii.clone(), result.correct.clone()
     with torch.no_grad():
-        for start in range(0, len(images), batch_size):
-            part = slice(start, start + batch_size)
-            inputs, wanted = images[part].double().cpu(), result.labels[part]
-            for radius in radii:
-                # One unit beyond eps, so that what holds in this ball counts as certified at eps.
-                found = network.radii(inputs, wanted, math.nextafter(radius, math.inf))
-                best[part] = torch.where(result.correct[part], torch.maximum(best[part], found), best[part])
-            show(min(start + batch_size, len(images)), len(images))
+        for radius in radii:
+            # One unit beyond eps, so that what holds in this ball counts as certified at eps.
+            ball = math.nextafter(radius, math.inf)
+            # A larger constant holds in a larger ball: who failed in the one before gains nothing in this one.
+            rows = (candidates & (best < ball)).nonzero()[:, 0]
+            for some in rows.split(batch_size) if len(rows) else ():
+                found = network.radii(images[some].double().cpu(), result.labels[some], ball)
+                best[some] = torch.maximum(best[some], found)
+                candidates[some] = best[some] >= ball
+                show(len(images) - int(candidates.sum()), len(images))
+    show(len(images), len(images))
     return replace(result, radii=best, method="local")
 
 
@@ -134,10 +144,40 @@ class LocalNetwork:
         constants = (distances * state.constant[:, None] * ROUND).clamp_min(2.0**-1000)
         err, norms = errors_along(proved, sizes, ball, U64)
         terms = error_terms(proved, err, norms, rivals_of(proved, logits, labels)[1], labels, U64)
-        quotients = (margins * DOWN - 3 * terms) * DOWN / constants * DOWN
-        found = torch.nan_to_num(quotients.amin(dim=1) - LEAST, 0.0).clamp(0.0, radius)
+        margins = (margins * DOWN - 3 * terms) * DOWN
+        reached = margins / constants * DOWN
+        if proved.headed:
+            near = (reached < radius) & (margins > 0).all(dim=1, keepdim=True)
+            reached[near] = torch.maximum(reached[near], self._reached(state, labels, margins, near))
+        found = torch.nan_to_num(reached.amin(dim=1) - LEAST, 0.0).clamp(0.0, radius)
         usable = torch.isfinite(logits).all(dim=1) & torch.isfinite(x).flatten(1).all(dim=1)
         return torch.where(usable & torch.isfinite(state.constant), found, 0.0)
+
+    def _reached(self, state: State, labels: Tensor, margins: Tensor, near: Tensor) -> Tensor:
+        """How far the input may move until the margin is lost, for pairs (image, rival) in ``near`` (N, C − 1).
+
+        ``state`` is what the head reads, and ``margins`` are at least 0.
+        """
+        head = self.proved.head
+        assert head is not None
+        image, rival = near.nonzero(as_tuple=True)
+        label = labels[image]
+        rival = rival + (rival >= label)  # the label itself is left out
+        direction = head.weight[label] - head.weight[rival]
+        center, error = state.value.flatten(1), state.error[:, None]
+        falls, nowhere = direction > 0, torch.zeros_like(center)
+        moving = state.moving.flatten(1)
+        drop = _up(_up(center - state.low.flatten(1)) + error).clamp_min(0.0) * moving
+        rise = _up(_up(state.high.flatten(1) - center) + error).clamp_min(0.0) * moving
+        before_fall = nowhere if state.before_fall is None else state.before_fall.flatten(1)
+        before_rise = nowhere if state.before_rise is None else state.before_rise.flatten(1)
+        return _distance_to_loss(
+            _up(direction.abs()),
+            torch.where(falls, before_fall[image], before_rise[image]),
+            torch.where(falls, drop[image], rise[image]),
+            margins[near],
+            state.constant[image],
+        )
 
     def constants(self, x: Tensor, radius: float) -> Tensor:  # (N, …) → (N,)
         """Lipschitz constants, inside the ball, of what the head reads, or of the whole map without a head."""
@@ -178,7 +218,10 @@ class LocalNetwork:
             return _through_function(step, source, state)
         if isinstance(step, (Rearrange, Select)):
             moving = step(source.moving.double()) != 0
-            return replace(state, low=step(source.low), high=step(source.high), moving=moving)
+            state = replace(state, low=step(source.low), high=step(source.high), moving=moving)
+            if isinstance(step, Select) or source.before_rise is None or source.before_fall is None:
+                return state
+            return replace(state, before_rise=step(source.before_rise), before_fall=step(source.before_fall))
         if isinstance(step, GroupSort):  # each place of a sorted group grows with every member
             axis = operators.placed(step.axis, source.moving)
             groups = source.moving.unflatten(axis, (-1, step.size))
@@ -408,16 +451,60 @@ def _squared_gram_bound(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor
 def _through_function(step: Function, source: State, state: State) -> State:
     """A scalar function: entries that are constant on their box do not move, and neither do their rows."""
     low, high, moving = state.low, state.high, source.moving
-    if step.op in ("relu", "hardtanh", "maximum", "identity"):  # monotone, and computed without rounding
+    before_rise = before_fall = None
+    if step.op in ("relu", "hardtanh", "maximum", "identity"):  # min(max(z, b), t), computed without rounding
         low, high = step(source.low), step(source.high)
         # The smallest and the largest value coincide: the function is constant on the box.
         moving = moving & ~(low >= high)  # NaN counts as moving
+        # Below b the argument must rise to b before the value grows; above t it must fall to t.
+        far = torch.tensor(math.inf, dtype=torch.float64)
+        error = _spread(source.error, low)
+        before_rise = _down(_down(step(-far) - source.value) - error).clamp_min(0.0)
+        before_fall = _down(_down(source.value - step(far)) - error).clamp_min(0.0)
     constant = state.constant
     if source.layer is not None and source.before is not None:
         norm = source.layer.masked_norm(source.before.moving, moving, source.norm)
         slope = max(1.0, step.constant())
         constant = torch.minimum(constant, source.before.constant * norm * (slope * ROUND))
-    return replace(state, low=low, high=high, moving=moving, constant=constant)
+    return replace(
+        state,
+        low=low,
+        high=high,
+        moving=moving,
+        constant=constant,
+        before_rise=before_rise,
+        before_fall=before_fall,
+    )
+
+
+def _distance_to_loss(size: Tensor, wait: Tensor, most: Tensor, margin: Tensor, constant: Tensor) -> Tensor:
+    """At most the distance r at which Σ size_i·e_i can be ``margin``; (P, F) three times, (P,) twice → (P,).
+
+    Value i moves by 0 < e_i ≤ most_i only if its argument moves by e_i + wait_i, and all arguments together by at
+    most constant·r. With ψ_i = max over e of 0 and size_i·e − λ/2·(e + wait_i)², the loss is at most
+    Σ ψ_i + λ/2·(constant·r)² for every λ > 0. The best λ has Σ size_i·e_i = margin, so λ follows that ratio.
+    """
+    far, lost = most + wait, g(32)
+    everything = (size * most + TINY).sum(dim=1) * (1 + g(size.shape[1] + 8))
+    # Where the box alone keeps the margin no distance loses it.
+    best = torch.where(everything < margin, math.inf, 0.0)
+    rate = size.square().sum(dim=1) / margin
+    for _ in range(TRIALS):
+        rate = torch.nan_to_num(rate, nan=1.0).clamp(2.0**-300, 2.0**300)
+        scale = rate[:, None]
+        steep = size / (2 * scale)
+        # ψ is at most the parabola's top, and at most its value at the end plus what the slope there allows.
+        top = size * (steep - wait) + lost * size * (steep + wait)
+        pull = scale * far
+        end = size * most - pull * far / 2 + (pull - size).clamp_min(0.0) * most
+        end = end + lost * (size * most + pull * far)
+        each = torch.minimum(top, end).clamp_min(0.0) + TINY
+        left = (margin - each.sum(dim=1) * (1 + g(size.shape[1] + 8))) * DOWN
+        reach = (left.clamp_min(0.0) * 2 / rate * DOWN).sqrt() * DOWN
+        best = torch.fmax(best, reach / constant.clamp_min(2.0**-400) / ROUND * DOWN)
+        moved = torch.minimum(2 * steep - wait, most).clamp_min(0.0) * (each > TINY)
+        rate = rate * (size * moved).sum(dim=1) / margin
+    return best
 
 
 def _error(proof: Proof, inputs: Sequence[State]) -> Tensor:
