@@ -135,7 +135,7 @@ def _require_no_hooks(module: nn.Module) -> None:
 
 
 def _require_own_methods(module: nn.Module) -> None:
-    """No method was replaced on the object, nor by code from elsewhere on a class of torch or lipcert."""
+    """Nothing was replaced on the object, and no method or property of torch or lipcert by code from elsewhere."""
     kind = type(module)
     for name, value in vars(module).items():
         # ``module.compile()`` sets the second one.
@@ -147,9 +147,10 @@ def _require_own_methods(module: nn.Module) -> None:
     for base in kind.__mro__:
         if _is_known(base):
             for name, value in vars(base).items():
-                if callable(value) and not _is_known(value):  # torch's compiler replaces some of torch's methods
+                code = value.fget if isinstance(value, property) else value
+                if callable(code) and not _is_known(code):  # torch's compiler replaces some of torch's methods
                     raise NotCertified(
-                        f"{base.__qualname__}.{name} was replaced by one of {value.__module__}, which may compute "
+                        f"{base.__qualname__}.{name} was replaced by one of {code.__module__}, which may compute "
                         "something else. Restore the class."
                     )
 

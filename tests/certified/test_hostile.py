@@ -293,6 +293,24 @@ def test_a_patched_class_is_refused(kind, name, make, monkeypatch):
     lc.audit(module, shape)
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: lc.parametrize(nn.Linear(4, 4)), "weight"),
+        (lambda: nn.Linear(4, 4), "weight"),
+        (lambda: ops.ResidualLinear(torch.eye(4), torch.ones(4), None, None, "relu"), "sigma"),
+    ],
+)
+def test_a_patched_property_is_refused(make, name, monkeypatch):
+    """The weight of a parametrized layer is a property: what replaces it decides what the layer computes."""
+    module = make()
+    lc.audit(module, (4,))
+    monkeypatch.setattr(type(module), name, property(lambda self: 9 * torch.eye(4)), raising=False)
+    for refuse in (lambda: lc.audit(module, (4,)), lambda: lc.lipschitz_bound(module), lambda: lc.freeze(module)):
+        with pytest.raises(lc.NotCertified, match="replaced"):
+            refuse()
+
+
 class Louder(ops.Linear):
     """An op of one's own, which says of itself what it likes."""
 
