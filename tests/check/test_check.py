@@ -705,7 +705,7 @@ def values(folder):
     """What the network in the folder computes at some points, by the checker."""
     certificate = checker.read(folder / "certificate.json", checker.Budget())
     x = 3 * np.random.default_rng(0).standard_normal((20, *certificate.top["input_shape"]))
-    return checker.forward(build_all(certificate), x, np.zeros(20), checker.FLOAT64)[0]
+    return checker.forward(build_all(certificate), x, np.zeros(20), checker.FLOAT64, "L2")[0]
 
 
 def assert_not_more(folder, original):
@@ -877,8 +877,8 @@ def test_the_error_bound_holds_and_is_that_of_the_format(kind, tmp_path):
     nodes, x = build_all(certificate), certificate.inputs(range(12))
     exact = draft.run(x, np.longdouble)
     for count in range(1, len(nodes) + 1):
-        value, err, z = checker.forward(nodes[:count], x, np.zeros(12), checker.FLOAT64)
-        _, err32, _ = checker.forward(nodes[:count], x, np.zeros(12), checker.FLOAT32)
+        value, err, z = checker.forward(nodes[:count], x, np.zeros(12), checker.FLOAT64, "L2")
+        _, err32, _ = checker.forward(nodes[:count], x, np.zeros(12), checker.FLOAT32, "L2")
         away = np.linalg.norm((value - exact[count]).reshape(12, -1).astype(float), axis=1)
         assert (away <= err * (1 + 1e-3)).all()  # longdouble itself is 2^-11 of it
         away32 = draft.run(x.astype(np.float32), np.float32)[count].astype(float) - exact[count]
@@ -905,7 +905,7 @@ def test_the_error_bound_holds_everywhere_in_the_ball(kind, tmp_path):
         other = x + 0.999 * radius * step / size
         computed, exact = draft.run(other), draft.run(other, np.longdouble)
         for count in range(1, len(nodes) + 1):
-            _, err, z = checker.forward(nodes[:count], x, np.full(12, radius), checker.FLOAT64)
+            _, err, z = checker.forward(nodes[:count], x, np.full(12, radius), checker.FLOAT64, "L2")
             away = (computed[count] - exact[count]).astype(float).reshape(12, -1)
             assert (np.linalg.norm(away, axis=1) <= err * (1 + 1e-3)).all()
             assert (np.linalg.norm(computed[count].reshape(12, -1), axis=1) <= z).all()

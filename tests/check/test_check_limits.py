@@ -143,7 +143,7 @@ def test_a_combination_of_one_node_many_times(tmp_path):
     assert check_within(b.save(tmp_path / "c"), 500) == "ok"
     nodes = b.build(tmp_path / "c")
     assert checker.batch_size(nodes) * count <= checker.ROOM
-    value, err, _ = checker.forward(nodes, b.images[:4].astype(float), np.zeros(4), checker.FLOAT64)
+    value, err, _ = checker.forward(nodes, b.images[:4].astype(float), np.zeros(4), checker.FLOAT64, "L2")
     assert np.allclose(value, np.maximum(b.images[:4], 0) * count * 2.0**-17)
     assert (err <= 1e-9).all()
 

@@ -427,7 +427,7 @@ def test_the_error_bound_holds_in_float32(name, tmp_path):
             first = builder.build(tmp_path / "c")[:1]
         x = builder.images
         with np.errstate(all="ignore"):
-            value, err, _ = checker.forward(first, x.astype(float), np.zeros(len(x)), checker.FLOAT32)
+            value, err, _ = checker.forward(first, x.astype(float), np.zeros(len(x)), checker.FLOAT32, "L2")
         theirs = case.torch(torch.tensor(x)).detach().double().numpy()
         away = np.linalg.norm((theirs - value).reshape(len(x), -1), axis=1)
         assert (away <= err).all()
@@ -707,7 +707,7 @@ def branches(seed=0, head=True):
 def finish(b, folder, f32=None, factor=1 - 1e-7):
     """Claims and a probe that hold: radii are ``factor`` times margin/(L·K) in real numbers."""
     lipschitz, nodes, end = b.claim_lipschitz(), b.build(folder), b.nodes[-1]
-    f = checker.forward(nodes, b.images.astype(float), np.zeros(len(b.images)), checker.FLOAT64)[0]
+    f = checker.forward(nodes, b.images.astype(float), np.zeros(len(b.images)), checker.FLOAT64, "L2")[0]
     weight = b.tensors[end["weight"]].astype(float) if b.has_head() else np.eye(f.shape[1])
     b.top["claims"] = []
     for i, row in enumerate(f):
@@ -747,7 +747,7 @@ def test_a_graph_is_accepted_and_no_radius_is_larger(seed, head, tmp_path, capsy
     assert list(report.assumes) == ["gelu within 8 ulp", "tanh within 8 ulp"]
     assert [row[:2] for row in report.constants] == [(node["name"], node["op"]) for node in b.nodes]
     nodes = b.build(tmp_path / "c")
-    value = checker.forward(nodes, b.images.astype(float), np.zeros(8), checker.FLOAT64)[0]
+    value = checker.forward(nodes, b.images.astype(float), np.zeros(8), checker.FLOAT64, "L2")[0]
     assert np.allclose(value, run(torch.tensor(b.images.astype(float))).numpy(), atol=1e-12)
     assert verdict(path, capsys) == 0
     finish(b, tmp_path / "c", run, factor=1 + 1e-7)
@@ -770,8 +770,8 @@ def test_the_error_bound_of_a_graph_holds_everywhere_in_the_ball(tmp_path):
     nodes, run = b.build(tmp_path / "c"), run_branches(b)
     x = b.images.astype(float)
     for radius in (0.0, 1e-3, 1e4):
-        _, err32, _ = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT32)
-        _, _, reach = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT64)
+        _, err32, _ = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT32, "L2")
+        _, _, reach = checker.forward(nodes, x, np.full(8, radius), checker.FLOAT64, "L2")
         other = torch.tensor(x + 0.99 * radius * np.eye(6)[np.arange(8) % 6])
         away = (run(other.float()).double() - run(other.float().double())).norm(dim=1).numpy()
         assert (away <= err32).all()
@@ -967,7 +967,7 @@ def test_each_field_replaced_is_refused_or_a_smaller_claim(name, tmp_path):
     builder.claims_lipschitz(BIG)
     original = builder.build(tmp_path / "c")
     x = builder.images.astype(float)
-    value = checker.forward(original, x, np.zeros(4), checker.FLOAT64)[0]
+    value = checker.forward(original, x, np.zeros(4), checker.FLOAT64, "L2")[0]
     probe = {"indices": [0, 1], "logits": [[float(v).hex() for v in row] for row in value[:2]]}
     builder.top["probe"] = probe
     path = builder.save(tmp_path / "c")
@@ -984,8 +984,8 @@ def test_each_field_replaced_is_refused_or_a_smaller_claim(name, tmp_path):
                 continue
             if report.ok and nasty != top["nodes"][0][key]:
                 nodes = build_all(checker.read(path, checker.Budget()))
-                result = checker.forward(nodes, x, np.zeros(4), checker.FLOAT64)[0]
-                _, err, _ = checker.forward(original, x, np.zeros(4), checker.FLOAT32)
+                result = checker.forward(nodes, x, np.zeros(4), checker.FLOAT64, "L2")[0]
+                _, err, _ = checker.forward(original, x, np.zeros(4), checker.FLOAT32, "L2")
                 assert np.linalg.norm(result[:2] - value[:2]) <= 2 * err[:2].sum() + 1e-9
 
 
