@@ -397,7 +397,15 @@ def test_the_networks_of_the_paper_fit(channels, convolutions, dense, hidden, cl
         residual("residual_linear", hidden, 64 * channels, axis=0, groups=1)
     b.add("linear", weight=empty(10, 64 * channels), bias=None, axis=0, groups=1)
     probe = {"indices": [0, 1, 2, 3], "logits": [[0.0] * 10] * 4}
-    top = {"nodes": b.nodes, "assumes": [], "input_shape": shape, "lipschitz": 1.0, "probe": probe, "joint": []}
+    top = {
+        "nodes": b.nodes,
+        "assumes": [],
+        "input_shape": shape,
+        "lipschitz": 1.0,
+        "probe": probe,
+        "joint": [],
+        "norm": "L2",
+    }
     top |= {"inputs": {"divide_by": 255}, "claims": [(i, i % 10, 1.0) for i in range(claims)]}
     pixels = np.broadcast_to(np.uint8(0), (claims, *shape))
     certificate = checker.Certificate(top, tensors, pixels)
