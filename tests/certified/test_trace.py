@@ -208,12 +208,12 @@ def test_what_is_traced_is_what_runs(name):
 
 def test_skips_add_and_concatenations_have_the_root_of_the_squares():
     skip = of(lambda net, x: x + net.f(x), f=diagonal(3.0))
-    assert lc.lipschitz_bound(skip) == pytest.approx(4.0, rel=1e-9)
-    assert lc.lipschitz_bound(skip) >= 4
+    assert lc.lipschitz_bound(skip, (2,)) == pytest.approx(4.0, rel=2**-27)
+    assert lc.lipschitz_bound(skip, (2,)) >= 4
     both = of(lambda net, x: torch.cat([x, net.f(x)], 1), f=diagonal(3.0))
-    assert lc.lipschitz_bound(both) == pytest.approx(math.sqrt(10), rel=1e-9)
+    assert lc.lipschitz_bound(both, (2,)) == pytest.approx(math.sqrt(10), rel=2**-27)
     mixed = of(lambda net, x: 0.25 * x + 0.75 * net.f(x), f=diagonal(1.0))
-    assert lc.lipschitz_bound(mixed) == pytest.approx(1.0, rel=1e-9)
+    assert lc.lipschitz_bound(mixed, (2,)) == pytest.approx(1.0, rel=2**-27)
 
 
 def test_own_modules_stand_in_sequences_and_in_each_other():
@@ -236,7 +236,7 @@ def test_nothing_of_the_users_module_is_changed():
 
     model = of(forward, f=diagonal(2.0))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert lc.lipschitz_bound(model) == pytest.approx(2.0)
+    assert lc.lipschitz_bound(model, (2,)) == pytest.approx(2.0)
     assert not hasattr(model, "last")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -346,6 +346,13 @@ REFUSED = {
     "no result of the input": (lambda: of(lambda net, x: net.w, w=parameter(3)), (3,), "depends on its input"),
     "a hook inside": (lambda: of(lambda net, x: net.f(x), f=hooked(nn.Linear(3, 3))), (3,), "hook"),
     "a hook on an own module": (lambda: of(lambda net, x: net.f(x), f=hooked(of(lambda net, x: x))), (3,), "hook"),
+    "a list of booleans": (lambda: of(lambda net, x: x[:, [True, False, True]]), (3,), "plain numbers"),
+    "a boolean": (lambda: of(lambda net, x: x[:, True]), (3,), "plain numbers"),
+    "a list of lists": (lambda: of(lambda net, x: x[:, [[0, 1], [1, 2]]]), (3,), "plain numbers"),
+    "the batch counted from the end": (lambda: of(lambda net, x: x / x.shape[-2]), (3,), "negative index"),
+    "a shape changed in place": (lambda: of(longer), (3,), "unsqueeze_ has no proof"),
+    "axes exchanged in place": (lambda: of(exchanged), (3, 5), "transpose_ has no proof"),
+    "autocast": (lambda: of(narrowed, f=nn.Linear(3, 3)), (3,), "autocast"),
     "two inputs": (lambda: TwoInputs(), (3,), "cannot be followed"),
 }
 
@@ -365,6 +372,23 @@ def written_elsewhere(net, x):
     y = x.clone()
     torch.mul(x, 3.0, out=y)
     return y
+
+
+def longer(net, x):
+    y = 2 * x
+    y.unsqueeze_(1)
+    return x / y.shape[1]
+
+
+def exchanged(net, x):
+    y = 2 * x
+    y.transpose_(1, 2)
+    return x / y.shape[1]
+
+
+def narrowed(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net.f(x)
 
 
 def hooked(module):
@@ -396,7 +420,7 @@ def test_what_is_refused_names_the_line(name):
 
 def test_the_mode_matters_until_it_is_eval():
     model = of(depends_on_mode)
-    assert lc.lipschitz_bound(model) == pytest.approx(0.25)
+    assert lc.lipschitz_bound(model, (3,)) == pytest.approx(0.25)
     model.train()
     with pytest.raises(lc.NotCertified, match=r"Call \.eval"):
         lc.audit(model, (3,))
@@ -410,3 +434,96 @@ def test_a_weight_computed_at_every_call_is_stored_first():
     with pytest.raises(lc.NotCertified, match="freeze"):
         lc.certify(model, torch.rand(1, 2))
     assert (lc.certify(lc.freeze(model), torch.rand(1, 2)).radii > 0).all()
+
+
+# --- What a stand-in does not show: the module runs and is compared ---
+
+
+def asked(net, x):
+    try:
+        count = len(x)
+    except lc.NotCertified:
+        count = 1
+    return x * count
+
+
+def kept(net, x):
+    net.t.add_(1.0)
+    return x * net.t
+
+
+class Overwriting(nn.Module):
+    def forward(self, x):
+        return x.mul_(2.0)
+
+
+lc.register_rule(Overwriting, 2.0)
+HIDDEN = {
+    "isinstance": lambda: of(lambda net, x: 3 * x if isinstance(x, torch.Tensor) else 1 * x),
+    "is_tensor": lambda: of(lambda net, x: 3 * x if torch.is_tensor(x) else 1 * x),
+    "its type": lambda: of(lambda net, x: 3 * x if type(x) is torch.Tensor else 1 * x),
+    "its dtype": lambda: of(lambda net, x: 3 * x if x.dtype is torch.float32 else 1 * x),
+    "its text": lambda: of(lambda net, x: 3 * x if repr(x).startswith("tensor") else 1 * x),
+    "what its size is": lambda: of(lambda net, x: 3 * x if isinstance(x.shape[1], int) else 1 * x),
+    "a refusal that is caught": lambda: of(asked),
+    "a tensor that is no buffer": lambda: of(kept, t=torch.ones(3)),
+    "inside of a Sequential": lambda: nn.Sequential(nn.Linear(3, 3), HIDDEN["isinstance"]()).eval(),
+    "a module of a rule that overwrites": lambda: of(lambda net, x: net.f(x) + x, f=Overwriting()),
+    "an error without a stand-in": lambda: of(lambda net, x: x.no if isinstance(x, torch.Tensor) else 1 * x),
+    "another shape": lambda: of(lambda net, x: x[:, :2] if isinstance(x, torch.Tensor) else 1 * x),
+    "another shape, which fits": lambda: of(lambda net, x: x[:, :1] if isinstance(x, torch.Tensor) else 1 * x),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_module_that_tells_a_stand_in_from_a_tensor_is_refused(name, tmp_path):
+    model = HIDDEN[name]()
+    where = {"folder": tmp_path / "mine", "about": "numbers"}
+    for claim in (
+        lambda: lc.audit(model, (3,)),
+        lambda: lc.certify(model, torch.rand(2, 3), arithmetic="real"),
+        lambda: lc.lipschitz_bound(model, (3,)),
+        lambda: lc.freeze(model, (3,)),
+        lambda: lc.save_certificate(model, torch.rand(2, 3), torch.tensor([0, 1]), **where),
+    ):
+        with pytest.raises(lc.NotCertified, match=r"something else|cannot run|registered rule"):
+            claim()
+
+
+def test_a_constant_for_every_shape_needs_no_forward_of_a_user():
+    model = nn.Sequential(HIDDEN["isinstance"](), nn.Linear(3, 3))
+    with pytest.raises(lc.NotCertified, match="Pass the shape"):
+        lc.lipschitz_bound(model)
+
+
+def test_nothing_random_is_drawn_for_the_comparison():
+    model, before = of(lambda net, x: net.f(x), f=nn.Linear(3, 3).double()), torch.get_rng_state()
+    lc.audit(model, torch.rand(2, 3, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_branches_that_work_in_place_have_inputs_of_their_own():
+    plain = lc.layers.ConvexCombination(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3)), nn.Linear(3, 3))
+    own = lc.layers.ConvexCombination(of(lambda net, x: x.mul_(2.0)), nn.Linear(3, 3))
+    rising = lc.layers.Monotone(of(lambda net, x: net.f(x.mul_(2.0)), f=nn.Linear(3, 2)), features=(0,), outputs=2)
+    for layer in (plain, own, rising):
+        model, x = nn.Sequential(layer).eval(), torch.randn(4, 3)
+        with torch.no_grad():
+            expected = model(x.clone())
+            assert torch.allclose(lc.freeze(model)(x), expected, atol=1e-5)
+            assert torch.allclose(prove(model, (3,)).run(x.double())[-1].float(), expected, atol=1e-5)
+
+
+def test_a_value_that_is_read_for_its_shape_alone(tmp_path):
+    model = of(lambda net, x: x.expand(-1, net.f(x).shape[1]) / net.f(x).size(1), f=nn.Linear(1, 4))
+    frozen, x = lc.freeze(model), torch.randn(5, 1)
+    with torch.no_grad():
+        assert torch.allclose(frozen(x), model(x))
+    report = lc.audit(frozen, (1,))
+    assert report.lipschitz == lc.audit(model, (1,)).lipschitz == pytest.approx(0.5, rel=1e-7)
+    assert (lc.certify(frozen, torch.rand(2, 1)).radii >= 0).all()
+    lc.save_certificate(frozen, torch.rand(2, 1), torch.tensor([0, 1]), folder=tmp_path / "mine", about="numbers")
+    assert lc.verify(tmp_path / "mine").ok
+    # What is not part of the result must still have a shape that is known.
+    with pytest.raises(lc.NotCertified, match="LayerNorm"):
+        lc.freeze(of(lambda net, x: x / net.f(x).shape[1], f=nn.LayerNorm(3)))

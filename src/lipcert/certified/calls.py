@@ -540,13 +540,20 @@ def item(make: Maker, x: Any, index: Any) -> Any:
     first = indices[0] if indices else None
     whole = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
     require(whole, f"its index begins with {first!r:.60}, which selects examples of the batch. Begin with [:, …].")
-    plain = all(one is None or one is Ellipsis or isinstance(one, (int, slice, list)) for one in indices)
+    plain = all(one is None or one is Ellipsis or isinstance(one, slice) or _is_place(one) for one in indices)
     require(plain and not any(map(depends, indices)), "an index must be made of plain numbers.")
     written = tuple(_written(one) for one in indices)
     x = make.flexible(_taken, _one(x), written)
     if all(isinstance(one, tuple) or one == "…" for one in written):
         return x
     return make.flexible(_indexed, x, written, isometry=True)
+
+
+def _is_place(index: Any) -> bool:
+    """Whether an index is a whole number or a list of them: True and False select in another way."""
+    if isinstance(index, list):
+        return all(_is_place(one) and not isinstance(one, list) for one in index)
+    return isinstance(index, int) and not isinstance(index, bool)
 
 
 def _written(index: Any) -> Any:
@@ -1000,6 +1007,8 @@ _CALLS: dict[str, Callable[..., Any]] = {
 # Functions of torch that have the name of one above, but other arguments.
 _OTHERS = (torch.dropout, torch.alpha_dropout, torch.batch_norm, torch.max_pool1d, torch.threshold)
 VIEWS = (_taken, _expanded)
+# In place these change a shape that may be read later.
+_RESHAPING = (squeezed, unsqueezed, transpose)
 
 
 def _names() -> dict[Any, str]:
@@ -1022,7 +1031,9 @@ _NAMES = _names()
 def find(target: Any) -> Callable[..., Any] | None:
     """What makes the ops of a function, or of the method of that name; None for what has no proof here."""
     if isinstance(target, str):
-        return _CALLS.get(target.removesuffix("_") if not target.endswith("__") else target)
+        in_place = target.endswith("_") and not target.endswith("__")
+        call = _CALLS.get(target.removesuffix("_") if in_place else target)
+        return None if in_place and call in _RESHAPING else call
     return _CALLS.get(_NAMES.get(target, ""))
 
 

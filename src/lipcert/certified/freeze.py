@@ -84,11 +84,15 @@ def register_rule(kind: type, constant: float | Callable[[Any], float]) -> None:
     _RULES[kind] = lambda module: value
 
 
-def freeze(model: nn.Module) -> Network:
+def freeze(model: nn.Module, input_shape: Shape | None = None) -> Network:
     """The network as ops with buffers, in evaluation mode and float32; ``model`` is not changed.
 
     Parametrized modules of torch.nn are stored with their present weights. A ``Scale`` behind a last linear map
     joins it, so that it costs no radius, and a ``BatchCentering`` behind a convolution joins its bias.
+
+    Args:
+        input_shape: of one input. With it, a network with a forward of its own is run on a few examples and
+            compared with the result.
 
     Raises:
         NotCertified: for a module without a proof, a hook, or a parameter that is not finite.
@@ -100,16 +104,23 @@ def freeze(model: nn.Module) -> Network:
         folded = _fold_shifts(graph.nodes, graph.shifts)
         nodes = [dataclasses.replace(node, op=_in_float32(node)) for node in folded]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
-        return Network(_fold_scale(nodes)).eval().to(device)
+        frozen = Network(_fold_scale(nodes)).eval()
+        if graph.traced and input_shape is not None:
+            trace.require_same(model, lambda x: [frozen(x.float())], as_shape(input_shape))
+        return frozen.to(device)
 
 
 def as_network(model: nn.Module, *, parametrized: bool = False) -> Network:
     """The ops of a frozen, foreign or training network, with its numbers as they are."""
+    return _followed(model, parametrized).network()
+
+
+def _followed(model: nn.Module, parametrized: bool) -> _Graph:
     require_module(model)
     graph = _Graph(parametrized)
     with torch.no_grad():
         graph.add(model, "", INPUT)
-    return Network(_fold_scale(graph.nodes, graph.heads))
+    return graph
 
 
 def prove(
@@ -123,6 +134,8 @@ def prove(
 ) -> Proved:
     """Prove a network for inputs of that shape; ``NotCertified`` names a module without a proof.
 
+    A network with a forward of its own is run on a few examples and compared with its graph.
+
     The parts run in ``dtype``, with sums in blocks of ``block`` terms if that is given. ``parametrized`` allows
     modules whose weights are computed at every call, and takes their present values. Inputs are measured in
     ``norm``.
@@ -131,10 +144,14 @@ def prove(
     require_ieee()
     # Autocast would narrow the products of float32 parts; tensors of inference mode have no gradients.
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
-        network = as_network(model, parametrized=parametrized)
+        graph = _followed(model, parametrized)
+        network = graph.network()
         if not len(network):
             raise NotCertified("the network has no layers. Pass a network.")
-        return prove_network(network, shape, dtype, block, norm)
+        proved = prove_network(network, shape, dtype, block, norm)
+        if graph.traced:
+            trace.require_same(model, lambda x: proved.run(x.to(dtype)), shape)
+        return proved
 
 
 def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
@@ -143,8 +160,14 @@ def constant_of(module: nn.Module, shape: Shape | None = None) -> float:
         proved = prove(module, shape, parametrized=True)
         _require_no_rule([part.step for part in proved.parts])
         return proved.lipschitz
-    network = as_network(module, parametrized=True)
+    graph = _followed(module, parametrized=True)
+    network = graph.network()
     _require_no_rule(network)
+    require(
+        not graph.traced,
+        f"a forward of {type(module).__qualname__} must be compared with what was followed of it. Pass the shape "
+        "of one input.",
+    )
     if not all(all_finite(*op._buffers.values()) for op in network):
         raise NotCertified(f"{type(module).__qualname__} must have finite tensors, got NaN or infinity.")
     constants = {INPUT: 1.0}
@@ -211,6 +234,10 @@ class _Graph:
         self.nodes: list[Node] = []
         self.heads: set[str] = set()  # linear maps that were normalized heads
         self.shifts: set[str] = set()  # centerings
+        self.traced = False  # whether a forward of a user was followed
+
+    def network(self) -> Network:
+        return Network(_fold_scale(self.nodes, self.heads))
 
     def add(self, module: nn.Module, name: str, source: str) -> str:
         """Append the ops of ``module``, which reads the node ``source``; give the name of its last node."""
@@ -282,6 +309,7 @@ class _Graph:
             raise NotCertified(
                 "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
             )
+        self.traced = True
         return trace.Walk(self, name, source).run(*trace.noted(module, _is_step))
 
     def convert(self, module: nn.Module) -> list[Op]:

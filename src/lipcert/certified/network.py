@@ -337,7 +337,21 @@ def prove_network(
         shapes[node.name], norms[node.name] = part.proof.shape, part.proof.norm
         # Sizes are known now: a step that read them from other shapes has its own input alone.
         parts.append(replace(part, inputs=tuple(places[name] for name in node.inputs[: part.step.inputs])))
-    return Proved(tuple(parts), shape, norm=norm)
+    return Proved(_read(parts), shape, norm=norm)
+
+
+def _read(parts: list[Part]) -> tuple[Part, ...]:
+    """The parts that the last one needs: of others nothing but the shape was read."""
+    needed = {len(parts) - 1}
+    for index in reversed(range(len(parts))):
+        if index in needed:
+            needed |= set(parts[index].inputs)
+    places = {-1: -1} | {place: new for new, place in enumerate(sorted(needed - {-1}))}
+    return tuple(
+        replace(part, inputs=tuple(places[place] for place in part.inputs))
+        for index, part in enumerate(parts)
+        if index in places
+    )
 
 
 def _proved(node: Node, shapes: list[Shape], norms: list[str], dtype: torch.dtype, block: int | None) -> Part:

@@ -613,7 +613,9 @@ class Size:
     def value(self, shapes: Sequence[Shape]) -> Any:
         if self.function is None:
             assert isinstance(self.source, int)
-            return (BATCH, *shapes[self.source])[self.axis]
+            size = (BATCH, *shapes[self.source])[self.axis]
+            require(size != BATCH, "the number of examples is read by a negative index. Write x.shape[0].")
+            return size
         numbers = resolved(self.operands, shapes)
         require(BATCH not in numbers, "a size is computed from the number of examples. Keep the batch as it is.")
         return self.function(*numbers)
@@ -1280,7 +1282,8 @@ class Assumed(Op):
         return tuple(out.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        result: Tensor = self.module(x)
+        # A copy: a module that works in place must not change what others read.
+        result: Tensor = self.module(x.clone())
         return result
 
     def constant(self) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import linecache
+import math
 import operator
 import sys
 import traceback
@@ -27,7 +28,7 @@ from torch import Tensor, fx, nn
 
 from lipcert.certified import calls, ops
 from lipcert.certified.calls import Pieces, Ref
-from lipcert.certified.op import Op
+from lipcert.certified.op import Op, Shape
 from lipcert.errors import NotCertified
 from lipcert.intact import inner_module, require_intact
 
@@ -91,6 +92,10 @@ def _line_of(error: BaseException) -> str:
 # --- The tracer ---
 
 
+def _autocast() -> list[bool]:
+    return [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")]
+
+
 class _Value(fx.Proxy):
     """A stand-in that notes operations in place as such; fx would note ``x += y`` as ``x = x + y``."""
 
@@ -136,7 +141,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, known: Callable[[nn.Module], bool]) -> None:
         super().__init__()
-        self.known = known
+        self.known, self.autocast = known, _autocast()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self.known(m)
@@ -147,6 +152,8 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _autocast() != self.autocast:
+            raise NotCertified("autocast is set, which narrows products. Leave the dtype as it is.")
         node = super().create_node(*args, **kwargs)
         node.meta["line"] = _current_line()
         return node
@@ -232,6 +239,43 @@ def noted(module: nn.Module, known: Callable[[nn.Module], bool]) -> tuple[fx.Gra
             "self.training, on state that it keeps, or on chance. Call .eval() first, and remove the rest."
         )
     return graph, root
+
+
+def require_same(module: nn.Module, run: Callable[[Tensor], list[Tensor]], shape: Shape) -> None:
+    """Refuse a module that gives another output than the last of what ``run`` gives, on examples of that shape.
+
+    A forward method can tell a stand-in from a tensor, and then what was noted is not what the module does.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    # Half precision is widened, as its numbers are in the graph.
+    dtype = dtype if dtype == torch.float64 else torch.float32
+    copied = _copied(module).eval().to("cpu", dtype)
+    generator = torch.Generator().manual_seed(0)
+    for count in (2, 1):
+        x = torch.randn(count, *shape, generator=generator, dtype=dtype)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                given = copied(x.clone())
+            except Exception as error:
+                raise NotCertified(
+                    f"the network cannot run on a batch of {count} examples of shape {shape}, though its forward "
+                    f"could be followed ({_first_line(error)}). Correct its forward."
+                ) from None
+            values = [x, *run(x)]
+        if not (isinstance(given, Tensor) and given.shape == values[-1].shape and _near(given, values)):
+            raise NotCertified(
+                "the network computes something else on examples than its forward did when it was followed with a "
+                "stand-in. Remove branches on the type of the input (isinstance(x, torch.Tensor)) and what changes "
+                "from call to call."
+            )
+
+
+def _near(given: Tensor, values: list[Tensor]) -> bool:
+    """Whether two outputs differ by rounding: of float32 numbers as large as the largest on the way."""
+    largest = max(float(value.abs().max()) for value in values if value.numel())
+    room = 2.0**-12 * largest if math.isfinite(largest) else 0.0
+    return torch.allclose(given.double(), values[-1].double(), rtol=0.0, atol=room, equal_nan=True)
 
 
 def _attributes(graph: fx.Graph) -> list[str]:
