@@ -478,13 +478,12 @@ HIDDEN = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_a_module_that_tells_a_stand_in_from_a_tensor_is_refused(name, tmp_path):
     model = HIDDEN[name]()
-    where = {"folder": tmp_path / "mine", "about": "numbers"}
     for claim in (
         lambda: lc.audit(model, (3,)),
         lambda: lc.certify(model, torch.rand(2, 3), arithmetic="real"),
         lambda: lc.lipschitz_bound(model, (3,)),
         lambda: lc.freeze(model, (3,)),
-        lambda: lc.save_certificate(model, torch.rand(2, 3), torch.tensor([0, 1]), **where),
+        lambda: lc.certify(model, torch.rand(2, 3)).save(tmp_path / "mine"),
     ):
         with pytest.raises(lc.NotCertified, match=r"something else|cannot run|registered rule"):
             claim()
@@ -522,7 +521,7 @@ def test_a_value_that_is_read_for_its_shape_alone(tmp_path):
     report = lc.audit(frozen, (1,))
     assert report.lipschitz == lc.audit(model, (1,)).lipschitz == pytest.approx(0.5, rel=1e-7)
     assert (lc.certify(frozen, torch.rand(2, 1)).radii >= 0).all()
-    lc.save_certificate(frozen, torch.rand(2, 1), torch.tensor([0, 1]), folder=tmp_path / "mine", about="numbers")
+    lc.certify(frozen, torch.rand(2, 1)).save(tmp_path / "mine")
     assert lc.verify(tmp_path / "mine").ok
     # What is not part of the result must still have a shape that is known.
     with pytest.raises(lc.NotCertified, match="LayerNorm"):
