@@ -150,7 +150,7 @@ def test_modules_of_ones_own_are_traced_and_wrappers_are_looked_through():
         for module in (wrapper, nn.Sequential(wrapper), Named(wrapper)):
             assert lc.audit(module, (4,)).ok
             assert lc.freeze(module)[0].op == "residual_linear"
-            assert lc.lipschitz_bound(module) == 1
+            assert lc.lipschitz_bound(module, (4,)) == 1
 
 
 def test_what_freeze_does_not_know_is_refused_by_name():
