@@ -104,7 +104,10 @@ MISTAKES = [  # words, what the one line must say
     (["trian"], "no command 'trian'; did you mean 'train'?"),
     (["xyzzy"], "no command 'xyzzy'. Run lipcert --help."),
     (["train", "--epoch", "3"], "--epoch, 3. Perhaps you meant: --epochs INT."),
-    (["train", "--epoch", "3", "--mode", "x"], "Arguments similar to --mode: --model STR."),  # in any order
+    (
+        ["train", "--epoch", "3", "--mode", "x"],
+        "Arguments similar to --mode: --network, --model STR.",
+    ),  # in any order
     (["train", "--epoch", "3", "--mode", "x"], "Arguments similar to --epoch: --epochs INT."),
     (["check", "x", "--jsn"], "Perhaps you meant: --json."),
     (["train", "--epochs", "three"], "--epochs: invalid literal for int"),

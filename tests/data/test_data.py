@@ -1041,7 +1041,8 @@ def test_digits_have_the_one_type():
 
 
 BAD_DATA = {
-    "float images": (torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.long), "expected uint8 images"),
+    "double images": (torch.zeros(2, 1, 4, 4).double(), torch.zeros(2, dtype=torch.long), "expected uint8 images"),
+    "inputs with NaN": (torch.full((2, 4), torch.nan), torch.zeros(2, dtype=torch.long), "must be finite"),
     "no channels": (
         torch.zeros(2, 4, 4, dtype=torch.uint8),
         torch.zeros(2, dtype=torch.long),
