@@ -116,6 +116,7 @@ def test_weights_of_any_size_stay_finite(size):
     out.sum().backward()
     assert torch.isfinite(out).all()
     assert torch.isfinite(layer.weight.grad).all()
+    assert torch.isfinite(layer.bound.iterate).all()
 
 
 def test_the_lag_is_made_up_at_freeze():

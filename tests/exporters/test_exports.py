@@ -683,7 +683,7 @@ BAD_CERTIFICATES = {
     "weights that are a folder": lambda said: said.update(weights="folder"),
     "weights that are not there": lambda said: said.update(weights="x.safetensors"),
     "no norm": lambda said: said.pop("norm"),
-    "another norm": lambda said: said.update(norm="L1"),
+    "another norm": lambda said: said.update(norm="L3"),
     "another arithmetic": lambda said: said.update(arithmetic="float16"),
     "no assumptions": lambda said: said.pop("assumes"),
     "assumptions that are a string": lambda said: said.update(assumes="tanh within 8 ulp"),

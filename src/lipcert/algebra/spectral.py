@@ -73,7 +73,8 @@ def squared_norm_estimate(columns: Columns, iterate: Tensor, steps: int) -> tupl
             image = matrix @ v
             back = matrix.mH @ image
             size = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
-            v = torch.where(size > 0, back / torch.where(size > 0, size, 1.0), v)  # a zero matrix keeps v
+            usable = (size > 0) & torch.isfinite(size)  # a zero matrix keeps v, and so does one with NaN
+            v = torch.where(usable, back / torch.where(usable, size, 1.0), v)
         iterate = torch.view_as_real(v[..., 0]) if matrix.is_complex() else v
         # One number for each frequency is enough to choose: that of the vector before the last step.
         largest = torch.linalg.vector_norm(image, dim=(-2, -1)).argmax(dim=-1)  # (groups,)

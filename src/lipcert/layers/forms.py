@@ -110,9 +110,12 @@ class Affine(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or type(bound) is not Spectral or not bound.estimates():
             return None
-        if not fits(x, *self.parameters()):
+        if not fits(x, *self.parameters()) or x.device.type != "cpu":  # looking at a number would wait elsewhere
             return None
         with torch.no_grad():
+            least, most = self.weight.aminmax()
+            if not 2.0**-30 < max(-float(least), float(most)) < 2.0**30:  # squares could leave float32
+                return None
             v = bound.vector(self.arrange(self.weight))
         return normalized_linear(x, self.weight, self.bias, v)
 
