@@ -242,7 +242,7 @@ class _Impostor(nn.ReLU):
         (nn.LayerNorm(2), "Replace it"),
         (nn.GLU(), "Replace it"),
         (nn.Bilinear(2, 2, 2), "Replace it"),
-        (_Impostor(), "Replace it"),
+        (_Impostor(), "Pass the shape"),
         (nn.BatchNorm1d(2), r"Call \.eval\(\)"),
         (nn.Dropout(), r"Call \.eval\(\)"),
         (nn.GELU(approximate="tanh"), "approximate='none'"),

@@ -289,7 +289,7 @@ def test_a_training_starts_from_given_weights(finished, tmp_path):
     for name, tensor in load_state(run.state_file)["model"].items():
         torch.testing.assert_close(tensor, load_state(finished.state_file)["model"][name], rtol=0, atol=1e-9)
     other = config.model_copy(update={"overrides": {"dense_layers": 1}})
-    with pytest.raises(ValueError, match=r"--init .* does not fit this model"):
+    with pytest.raises(ValueError, match=r"--init .* do not fit this network"):
         lc.train(other, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -445,10 +445,13 @@ class Monotone(LipschitzLayer):
             raise ValueError(
                 f"the network must give (N, {self.outputs}); got {tuple(value.shape)}. Set outputs, or change it."
             )
-        rise = x[:, list(self.features)].sum(dim=1, keepdim=True) - x[:, list(self.decreasing)].sum(
-            dim=1, keepdim=True
-        )
-        result: Tensor = value + self.lipschitz * rise
+        # One by one: a list of indices would be copied to the device in every step.
+        rise = torch.zeros_like(x[:, 0])
+        for index in self.features:
+            rise = rise + x[:, index]
+        for index in self.decreasing:
+            rise = rise - x[:, index]
+        result: Tensor = value + self.lipschitz * rise[:, None]
         return result
 
     def proved_constant(self) -> float:
