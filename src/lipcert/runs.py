@@ -39,6 +39,7 @@ from lipcert.certifiers.smoothing import Smoothing
 from lipcert.data.catalog import CATALOG
 from lipcert.data.dataset import OWN, ImageData, own_data, read_data, save_data
 from lipcert.data.registry import load_data
+from lipcert.data.tables import is_table
 from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
 from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
@@ -323,7 +324,7 @@ class Run(RunFolder):
                 root = root or config.get("data_root")
             if data is None:
                 raise ValueError(f"{self.folder} does not say which data it is about. Pass --data NAME.")
-            images = load_data(data, "test", root=root, label=self.label if data.endswith(".csv") else None)
+            images = load_data(data, "test", root=root, label=self.label if is_table(data) else None)
             if given is None and self.exists and self.record.test not in (None, images.sha256.images):
                 raise ValueError(
                     f"{data} has changed: its test rows are not those of the training. Restore it, or pass --data."

@@ -107,7 +107,7 @@ def test_a_table_that_cannot_be_learned_is_refused(lines, label, message, tmp_pa
 
 
 def test_a_label_is_for_tables():
-    with pytest.raises(ValueError, match=r"a label is a column of a .csv file; got digits"):
+    with pytest.raises(ValueError, match=r"a label is a column of a .csv or .rda file; got digits"):
         lc.load_data("digits", "train", label="kind")
 
 

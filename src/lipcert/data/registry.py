@@ -34,16 +34,16 @@ def load_data(
     """Return the training or the test images of a named data set or of a path, or the rows of a table.
 
     Args:
-        name_or_path: a name of the catalog, or a folder, an archive, an ``.npz`` file or a ``.csv`` file.
+        name_or_path: a name of the catalog, or a folder, an archive, an ``.npz`` file, or a table: ``.csv`` or
+            ``.rda``.
         split: "train" or "test".
         root: where prepared data live; $LIPCERT_DATA or ~/.cache/lipcert by default.
-        label: the column of a ``.csv`` file that holds the classes.
+        label: the column of a table that holds the classes.
     """
     one_of("split", split, SPLITS)
     name = os.fspath(name_or_path)
-    is_table = name.lower().endswith(".csv")
-    if label is not None and not is_table:
-        raise ValueError(f"a label is a column of a .csv file; got {name}. Leave it out.")
+    if label is not None and not tables.is_table(name):
+        raise ValueError(f"a label is a column of a .csv or .rda file; got {name}. Leave it out.")
     if name in tables.FROM_SCIKIT_LEARN and isinstance(name_or_path, str):
         return tables.from_scikit_learn(name, split)
     if name in CATALOG and isinstance(name_or_path, str):
@@ -64,7 +64,7 @@ def load_data(
         )
     if path.suffix == ".npz":
         return npz.read(path, split)
-    if is_table:
+    if tables.is_table(name):
         return tables.read(path, label, split)
     with open_files(path) as files:
         return reader(files)(files, split)

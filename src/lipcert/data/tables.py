@@ -1,4 +1,4 @@
-"""Tables of numbers: ``.csv`` files with a header, and the embedded sets of scikit-learn.
+"""Tables of numbers: ``.csv`` files with a header, data frames of R, and the embedded sets of scikit-learn.
 
 Every column but the label is a number and becomes an entry of a float32 vector; nothing is scaled, dropped or
 filled in. A fifth of each class, chosen by hashes of the rows, is the test set: the order of the rows does not
@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lipcert.data import rda
 from lipcert.data.dataset import ImageData, Split, image_data
 from lipcert.errors import DataNotFound, suggest
 
+SUFFIXES = (".csv", ".rda")
 FROM_SCIKIT_LEARN = ("iris", "wine", "breast_cancer")
 SHARE = 5  # one row in so many is for the test
 MISSING = {"", "?", "na", "n/a", "nan", "null", "none", "-"}
@@ -24,32 +26,46 @@ LARGEST = float(np.finfo(np.float32).max)
 DELIMITERS = ",;\t"
 
 
+def is_table(name: str) -> bool:
+    """Whether a path names a table, whose label is a column."""
+    return name.lower().endswith(SUFFIXES)
+
+
 def read(path: Path, label: str | None, split: Split) -> ImageData:
-    """One split of a ``.csv`` file whose column ``label`` holds the classes.
+    """One split of a ``.csv`` or ``.rda`` file whose column ``label`` holds the classes.
 
     Raises:
         ValueError: for a missing value or a text where a number should be, with its row and its column.
     """
+    header, rows = (_rows_of_rda if path.suffix.lower() == ".rda" else _rows_of_csv)(path)
+    target = _label_column(path, header, label)
+    numbers, labels = [], []
+    for line, cells in rows:
+        numbers.append(_numbers(f"{path}, row {line}", header, cells, target))
+        labels.append(cells[target].strip())
+    classes = tuple(sorted(set(labels), key=lambda name: (0, int(name), "") if _is_int(name) else (1, 0, name)))
+    if len(classes) < 2:
+        raise ValueError(f"{path}: expected at least two classes in column {label!r}; got {len(classes)}.")
+    values = np.array(numbers, dtype=np.float64)
+    return _split(path.stem, values, np.array([classes.index(name) for name in labels]), classes, split)
+
+
+def _rows_of_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and each row that is not empty with the number of its line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(DELIMITERS, key=file.readline().count)
             file.seek(0)
             rows = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(rows, [])]
-            target = _label_column(path, header, label)
-            numbers, labels = [], []
-            for cells in rows:
-                if cells:
-                    where = f"{path}, row {rows.line_num}"
-                    numbers.append(_numbers(where, header, cells, target))
-                    labels.append(cells[target].strip())
+            return header, [(rows.line_num, cells) for cells in rows if cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}: expected a table in UTF-8; {error}. Save it again as .csv.") from None
-    classes = tuple(sorted(set(labels), key=lambda name: (0, int(name), "") if _is_int(name) else (1, 0, name)))
-    if len(classes) < 2:
-        raise ValueError(f"{path}: expected at least two classes in column {label!r}; got {len(classes)}.")
-    values = np.array(numbers, dtype=np.float64)
-    return _split(path.stem, values, np.array([classes.index(name) for name in labels]), classes, split)
+
+
+def _rows_of_rda(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    header, rows = rda.read_frame(path)
+    return header, list(enumerate(rows, 1))
 
 
 def from_scikit_learn(name: str, split: Split) -> ImageData:

@@ -70,7 +70,7 @@ class TrainConfig(ReadableErrors, BaseModel):
     ] = {}
     """Fields of the architecture to change, such as dense_layers=3. `lipcert models NAME` lists them."""
     data: str = "digits"
-    """Name of a data set, see `lipcert data list`, or a path; a table is a .csv file."""
+    """Name of a data set, see `lipcert data list`, or a path; a table is a .csv or .rda file."""
     label: str | None = None
     """Column of a table that holds the classes."""
     data_root: str | None = None
