@@ -11,7 +11,8 @@ arithmetics; of the training layer, outputs and gradients in float64, two number
 tensor. For every ``*_nano`` preset it holds the same proofs and the radii of a few images.
 
 Sums run in another order on another processor, and hostile parameters make small differences large, so the stored
-set is compared only on the kind of machine that recorded it (``machine``). ``--against`` works on any machine.
+set is compared only where a sample of plain arithmetic gives the same bits (``machine``). ``--against`` works on any
+machine.
 """
 
 from __future__ import annotations
@@ -48,12 +49,37 @@ Case = dict[str, Any]
 
 
 def machine() -> str:
-    """What decides in which order sums run: processor, torch, numpy."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()}, {model}, {capability}, torch {torch.__version__}, numpy {np.__version__}"
+    """What decides in which order sums run: torch, numpy, and a hash of plain arithmetic on this processor.
+
+    Processors of one name differ in their instructions, and libraries choose their code by those.
+    """
+    versions = f"torch {torch.__version__}, numpy {np.__version__}"
+    return f"{platform.machine()}, {versions}, arithmetic {arithmetic()}"
+
+
+def arithmetic() -> str:
+    """A hash of products, convolutions, factorizations and functions, by torch and by numpy, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    numbers = np.random.default_rng(0)
+    found: list[Tensor] = []
+    for size in (3, 7, 16, 33, 64):
+        a = numbers.standard_normal((size, size))
+        symmetric = a @ a.T + size * np.eye(size)
+        found += [torch.from_numpy(np.ascontiguousarray(x)) for x in (symmetric, np.linalg.svd(a)[1], np.exp(a))]
+        for dtype in (torch.float32, torch.float64):
+            x = torch.from_numpy(a).to(dtype)
+            gram = torch.from_numpy(symmetric).to(dtype)
+            found += [x @ x, x @ x[0], torch.linalg.cholesky(gram), torch.linalg.solve(gram, x), x.exp(), x.tanh()]
+            found += [torch.fft.rfft2(x).abs(), x.sum(dim=0), torch.linalg.vector_norm(x, dim=1)]
+    for channels, image in ((1, 5), (3, 8), (16, 7)):
+        for dtype in (torch.float32, torch.float64):
+            x = torch.from_numpy(numbers.standard_normal((2, channels, image, image))).to(dtype)
+            kernel = torch.from_numpy(numbers.standard_normal((4, channels, 3, 3))).to(dtype)
+            found += [torch.nn.functional.conv2d(x, kernel, padding=1)]
+            found += [torch.nn.functional.conv_transpose2d(x, kernel.transpose(0, 1), stride=2)]
+    torch.set_num_threads(threads)
+    return hashlib.sha256(b"".join(x.contiguous().numpy().tobytes() for x in found)).hexdigest()[:16]
 
 
 def hostile_layer(name: str, kind: str) -> nn.Module:
