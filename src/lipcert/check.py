@@ -67,7 +67,7 @@ ANGLE = 2**15  # as computing one sine and cosine from integers
 NORMS = ("L2", "Linf", "L1")
 DUAL = {"L2": "L2", "Linf": "L1", "L1": "Linf"}  # |v·x| ≤ ‖v‖ in the dual norm times ‖x‖
 
-DTYPES = {"F32": "<f4", "F64": "<f8", "U8": "|u1"}
+DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "U8": "|u1"}
 
 
 class Malformed(Exception):
@@ -291,7 +291,7 @@ class Tensor:
     @cached_property
     def values(self) -> Array:
         values = np.array(self.stored, dtype=np.float64)
-        fine = np.isfinite(values) if self.stored.dtype == np.float32 else (values == 0) | within(np.abs(values))
+        fine = np.isfinite(values) if self.stored.dtype != np.float64 else (values == 0) | within(np.abs(values))
         need(bool(fine.all()), f"{self.label}: entries must be finite, in float64 0 or within 2^-100 and 2^100")
         return values
 

@@ -98,6 +98,24 @@ def test_the_file_imports_numpy_and_the_standard_library_alone():
     assert not roots & {"pickle", "shelve", "marshal", "importlib"}
 
 
+def test_half_precision_is_a_way_to_store_the_same_numbers(tmp_path):
+    reports = []
+    for dtype in (np.float32, np.float16):
+        draft = draft_of("sll")
+        before = dict(draft.tensors)
+        for name, value in before.items():
+            if name.endswith(".weight"):
+                draft.tensors[name] = (value * 0.99).astype(np.float16).astype(dtype)
+        draft.top["claims"] = [
+            [index, label, (0.5 * float.fromhex(r)).hex()] for index, label, r in draft.top["claims"]
+        ]
+        draft.top["probe"] = {"indices": [], "logits": []}
+        report = checker.check(draft.save(tmp_path / np.dtype(dtype).name))
+        assert report.ok, report.refuted
+        reports.append((report.constants, report.slack, report.lines))
+    assert reports[0] == reports[1]
+
+
 # --- False certificates ---
 
 
@@ -289,7 +307,7 @@ MALFORMED = {  # what is no certificate, or not of this format
     "negative witness": set_tensor("residual_conv", "witness", 0, -1.0),
     "witness out of range": set_tensor("residual_conv", "witness", 0, 1e-200),
     "float32 witness": retype("residual_conv", "witness", np.float32),
-    "float16 weight": retype("residual_linear", "weight", np.float16),
+    "float16 witness": retype("residual_conv", "witness", np.float16),
     "bytes as weight": retype("residual_linear", "weight", np.uint8),
     "zero radius": in_claims(lambda c: c[0].__setitem__(2, (0.0).hex())),
     "negative radius": in_claims(lambda c: c[0].__setitem__(2, (-1.0).hex())),
