@@ -11,8 +11,8 @@ arithmetics; of the training layer, outputs and gradients in float64, two number
 tensor. For every ``*_nano`` preset it holds the same proofs and the radii of a few images.
 
 Sums run in another order on another processor, and hostile parameters make small differences large, so the stored
-set is compared only where a sample of plain arithmetic gives the same bits (``machine``). ``--against`` works on any
-machine.
+set is compared only where a sample of plain arithmetic gives the same bits (``machine``). ``--against`` works on
+any machine.
 """
 
 from __future__ import annotations

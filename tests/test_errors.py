@@ -173,7 +173,11 @@ FORWARD = [
     (lambda: lc.GeneralLinear(3, 2, 2), (5, 4), ValueError, r"GeneralLinear expects \(\*, 3\)"),
     (lambda: lc.NormalizedHead(3, 2), (5, 4), ValueError, r"NormalizedHead expects \(\*, 3\).*Flatten"),
     (lambda: lc.ResidualConv2d(3, 2), (1, 4, 8, 8), ValueError, r"expects \(N, 3, H, W\); got \(1, 4, 8, 8\)"),
-    (lambda: lc.AffineConv2d(3, 2, 3), (3, 8), ValueError, r"expects \(N, 3, H, W\); got \(3, 8\)"),
+    (lambda: lc.ResidualConv2d(3, 2), (4, 3, 64), ValueError, r"got \(4, 3, 64\).*3 dimensions.*without a batch"),
+    (lambda: lc.ResidualConv2d(3, 2), (4, 8, 9, 3), ValueError, r"got \(4, 8, 9, 3\).*movedim"),
+    (lambda: lc.AffineConv2d(3, 2, 3), (3, 8), ValueError, r"\(N, 3, H, W\); got \(3, 8\).*4 dimensions, or 3"),
+    (lambda: lc.AffineConv1d(3, 2, 3), (1, 3, 8, 8), ValueError, r"\(N, 3, L\); got .*3 dimensions, or 2"),
+    (lambda: lc.AffineConvTranspose2d(3, 2, 3), (3, 8), ValueError, r"\(N, 3, H, W\); got \(3, 8\).*4 dimensions"),
     (
         lambda: lc.ResidualConv2d(3, 2, 3, stride=2, padding_mode="circular"),
         (1, 3, 7, 8),
@@ -194,7 +198,7 @@ FORWARD = [
     ),
     (lambda: lc.layers.ScaledAvgPool2d(3), (1, 1, 8, 9), ValueError, r"divisible by \(3, 3\); got \(1, 1, 8, 9\)"),
     (lambda: lc.layers.L2Pool2d(3), (1, 1, 9, 8), ValueError, r"L2Pool2d expects .*divisible"),
-    (lambda: lc.layers.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible"),
+    (lambda: lc.layers.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible.*block"),
     (
         lambda: lc.layers.PadChannels(2),
         (1, 3, 4, 4),

@@ -39,7 +39,7 @@ LEAST = 2.0**-1000  # taken off every radius: a subnormal quotient may be rounde
 FARTHEST = 2.0**400  # no radius is larger: beyond, norms might overflow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CertificationResult:
     """Radii of the examples, and what they rest on."""
 
@@ -60,8 +60,18 @@ class CertificationResult:
     samples: Tensor | None = None  # (N,)
     norm: str = "l2"  # in which the radii are
     # What ``save`` writes:
-    proved: Proved | None = field(default=None, repr=False, compare=False)
-    inputs: Tensor | None = field(default=None, repr=False, compare=False)  # the images, as they were given
+    proved: Proved | None = field(default=None, compare=False)
+    inputs: Tensor | None = field(default=None, compare=False)  # the images, as they were given
+
+    def __repr__(self) -> str:
+        radii = self.radii[self.correct & (self.radii > 0)]
+        some = (
+            f"up to {float(radii.max()):.3g}, median {float(radii.median()):.3g}" if len(radii) else "none positive"
+        )
+        return (
+            f"CertificationResult({len(self.radii)} inputs, {int(self.correct.sum())} right; {self.norm} radii: "
+            f"{some}; arithmetic: {self.arithmetic})"
+        )
 
     @property
     def guarantee(self) -> str:

@@ -46,6 +46,22 @@ def sizes(name: str, value: object, axes: int, *, least: int = 1) -> Sizes:
     return tuple(values)
 
 
+def require_image(x: Tensor, axes: int, channels: int, name: str) -> None:
+    """Raise ValueError unless ``x`` is (N, channels, *image), or without N."""
+    if x.ndim in (axes + 1, axes + 2) and x.shape[-1 - axes] == channels:
+        return
+    if x.ndim not in (axes + 1, axes + 2):
+        cure = f"An input has {axes + 2} dimensions, or {axes + 1} without the batch."
+    elif x.shape[-1] == channels:
+        cure = "The channels come before the positions: x.movedim(-1, 1) moves them there."
+    elif x.ndim == axes + 1:
+        cure = f"{x.ndim} dimensions are one input without a batch; its channels come first."
+    else:
+        cure = "Put PadChannels before it, or build the layer for that number of channels."
+    shape = ", ".join(["N", str(channels), *("L", "HW", "DHW")[axes - 1]])
+    raise ValueError(f"{name} expects ({shape}); got {tuple(x.shape)}. {cure}")
+
+
 @dataclass(frozen=True)
 class Dense:
     """Wᵀ is a matrix, (outputs, inputs), and acts on the last axis."""
@@ -189,12 +205,7 @@ class Conv:
     def require(self, x: Tensor, layer: nn.Module) -> None:
         """Raise an error unless ``x`` is (N, inputs, *image), or without N, and the image holds the kernel."""
         name, image = type(layer).__name__, tuple(x.shape[-self.axes :])
-        if x.ndim not in (self.axes + 1, self.axes + 2) or x.shape[-1 - self.axes] != self.inputs:
-            shape = ", ".join(["N", str(self.inputs), *{1: "L", 2: "HW", 3: "DHW"}[self.axes]])
-            raise ValueError(
-                f"{name} expects ({shape}); got {tuple(x.shape)}. Put PadChannels before it, or build the layer "
-                "for that number of channels."
-            )
+        require_image(x, self.axes, self.inputs, name)
         if any(n + 2 * p <= r for n, p, r in zip(image, self.padding, self.reach, strict=True)):
             raise ValueError(
                 f"{name} expects images that, padded by {self.padding}, hold a kernel of {self.kernel_size}; got "
@@ -313,12 +324,7 @@ class ConvTranspose:
 
     def require(self, x: Tensor, layer: nn.Module) -> None:
         """Raise ValueError unless ``x`` is (N, inputs, *image), or without N, and the output is not empty."""
-        if x.ndim not in (self.axes + 1, self.axes + 2) or x.shape[-1 - self.axes] != self.inputs:
-            shape = ", ".join(["N", str(self.inputs), *{1: "L", 2: "HW", 3: "DHW"}[self.axes]])
-            raise ValueError(
-                f"{type(layer).__name__} expects ({shape}); got {tuple(x.shape)}. Put PadChannels before it, or "
-                "build the layer for that number of channels."
-            )
+        require_image(x, self.axes, self.inputs, type(layer).__name__)
         if min(self.image(tuple(x.shape[-self.axes :]))) < 1:
             raise ValueError(
                 f"{type(layer).__name__} has a padding {self.conv.padding} that leaves nothing of its output for "

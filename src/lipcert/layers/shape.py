@@ -32,7 +32,7 @@ class _Blocks(NonExpansive):
         if x.ndim < 3 or x.shape[-2] % self.kernel_size[0] or x.shape[-1] % self.kernel_size[1]:
             raise ValueError(
                 f"{type(self).__name__} expects (N, C, H, W) with H and W divisible by {self.kernel_size}; got "
-                f"{tuple(x.shape)}. Pad or crop the image, or choose another kernel_size."
+                f"{tuple(x.shape)}. Pad or crop the image, or choose another block size."
             )
 
     def extra_repr(self) -> str:

@@ -63,7 +63,7 @@ class ModelSpec(ReadableErrors, BaseModel):
     conv_hidden: int = Field(default=5, ge=1)
     """Neurons per pixel of each convolution."""
     kernel_size: int = Field(default=3, ge=1)
-    """Size of the convolution kernels, odd."""
+    """Size of the convolution kernels; odd ones are centered."""
     pool: int = Field(default=4, ge=1)
     """Window of the scaled average pooling between convolutions and dense layers; 1 for none."""
     dense_layers: int = Field(ge=0, le=10_000)
