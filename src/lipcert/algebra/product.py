@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from lipcert.algebra.gram import CONVOLVE, Columns, absolute_gram, half_lags, taps_of
-from lipcert.algebra.scale import no_autocast, transformed
+from lipcert.algebra.scale import narrow_gradients, no_autocast, transformed
 
 IN_WEIGHT: dict[int, Any] = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 BLOCK = 256  # rows of the Gram matrix at a time: large enough for BLAS, small enough for half the work
@@ -71,6 +71,7 @@ class _AbsoluteProduct(torch.autograd.Function):
         taps, a, drawn = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
+        ctx.narrow = narrow_gradients()
         ctx.save_for_backward(taps, a, drawn, *output[1:])
 
     @staticmethod
@@ -85,7 +86,7 @@ class _AbsoluteProduct(torch.autograd.Function):
             in_taps = in_a = None
             if ctx.needs_input_grad[0]:
                 if drawn is None:
-                    in_taps = _in_taps(taps, a, u, lags)
+                    in_taps = _in_taps(taps, a, u, lags, ctx.narrow)
                 else:
                     weight, rows = taps.view(taps.shape[1], -1), _without_diagonal(lags[0][0][drawn], drawn)
                     in_taps = _in_sample(weight, a[0], u[0], rows, drawn).view_as(taps)
@@ -208,8 +209,11 @@ def _apply(lags: list[Tensor], a: Tensor) -> Tensor:  # (groups, N, N) each, (gr
     return total[..., 0]
 
 
-def _in_taps(taps: Tensor, a: Tensor, u: Tensor, lags: list[Tensor]) -> Tensor:
+def _in_taps(taps: Tensor, a: Tensor, u: Tensor, lags: list[Tensor], narrow: torch.dtype | None) -> Tensor:
     """Σ_d S[d]K[· − d]: for a lag and its opposite, S[d] times the right taps and S[d]ᵀ times the left ones."""
+    if narrow is not None and len(lags) == 1 and len(taps) == 1:
+        slopes = (u[0, :, None] * a + a[0, :, None] * u).mul_(lags[0][0].sign())
+        return (slopes.to(narrow) @ taps[0].flatten(1).to(narrow)).to(taps.dtype).view_as(taps)
     gradient = torch.empty_like(taps, memory_format=torch.contiguous_format)
     tall, wide = torch.stack((u, a), dim=-1), torch.stack((a, u), dim=-2)  # their product is u aᵀ + a uᵀ
     for index, (lag, (left, right)) in enumerate(zip(lags, half_lags(taps.shape[3:]), strict=True)):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+_narrow: torch.dtype | None = None  # of the autocast that ``no_autocast`` has switched off
 _runs_in: torch.dtype | None = None  # the dtype whose smallest number decides, if another than that of the tensor
 
 
@@ -121,7 +122,25 @@ def no_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     kind = tensor.device.type
     if not torch.amp.is_autocast_available(kind):
         return contextlib.nullcontext()
-    return torch.autocast(kind, enabled=False)
+    if not torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return _wide(kind)
+
+
+@contextlib.contextmanager
+def _wide(kind: str) -> Iterator[None]:
+    global _narrow
+    before, _narrow = _narrow, torch.get_autocast_dtype(kind)
+    try:
+        with torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        _narrow = before
+
+
+def narrow_gradients() -> torch.dtype | None:
+    """The dtype of autocast inside ``no_autocast``: gradients of T may use it, T itself never does."""
+    return _narrow
 
 
 def autocasting(tensor: Tensor) -> bool:

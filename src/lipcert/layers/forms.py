@@ -16,7 +16,15 @@ from lipcert.activations import SlopeRestricted, slope_restricted
 from lipcert.algebra.bounds import AOL, SLL, Bound, Orthogonal, Spectral, make_bound
 from lipcert.algebra.gram import Columns
 from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
-from lipcert.algebra.scale import at_least_float32, inverse, inverse_sqrt, no_autocast, normalize_rows, scaled_bias
+from lipcert.algebra.scale import (
+    at_least_float32,
+    autocasting,
+    inverse,
+    inverse_sqrt,
+    no_autocast,
+    normalize_rows,
+    scaled_bias,
+)
 from lipcert.errors import one_of, positive_int
 from lipcert.layers.contract import BoundedLayer, NonExpansive
 from lipcert.layers.fused import fits, normalized_linear, sampled_residual
@@ -110,7 +118,7 @@ class Affine(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or type(bound) is not Spectral or not bound.estimates():
             return None
-        if not fits(x, *self.parameters()) or x.device.type != "cpu":  # looking at a number would wait elsewhere
+        if not fits(x, *self.parameters()) or autocasting(x) or x.device.type != "cpu":  # looking at a number would wait elsewhere
             return None
         with torch.no_grad():
             least, most = self.weight.aminmax()
@@ -169,7 +177,7 @@ class Residual(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or not isinstance(bound, SLL) or type(bound) is not SLL:
             return None
-        usable = self.activation.name == "relu" and fits(x, *self.parameters())
+        usable = self.activation.name == "relu" and fits(x, *self.parameters()) and not autocasting(x)
         return bound if usable and bound.estimates(self.operator.outputs) else None
 
 

@@ -14,22 +14,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lipcert.algebra.product import sampled_overlaps, sampled_slopes, sampled_sums
-from lipcert.algebra.scale import autocasting, inverse, transformed
+from lipcert.algebra.scale import autocasting, inverse, no_autocast, transformed
 
 
 def relu_residual(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:  # (B, m), (n, m), (n,)
-    """x − (gain∘relu(x·weightᵀ + bias))·weight, for matrices of one type."""
-    return _ReluResidual.apply(x, weight, bias, gain)  # type: ignore[no-untyped-call]
+    """x − (gain∘relu(x·weightᵀ + bias))·weight, for matrices of one type; under autocast the products are narrow."""
+    narrow = torch.get_autocast_dtype(x.device.type) if autocasting(x) else None
+    with no_autocast(x):
+        return _ReluResidual.apply(x, weight, bias, gain, narrow)  # type: ignore[no-untyped-call]
 
 
 def fits(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether these are plain tensors that want a gradient; compilers, transforms and autocast do it their way."""
+    """Whether these are plain tensors that want a gradient; compilers and transforms do it their way."""
     return (
         torch.is_grad_enabled()
         and any(parameter.requires_grad for parameter in parameters)
         and x.ndim == 2
         and all(parameter.dtype == x.dtype for parameter in parameters)
-        and not autocasting(x)
         and not transformed(x, *parameters)
     )
 
@@ -121,25 +122,42 @@ class _SampledResidual(torch.autograd.Function):
 
 
 class _ReluResidual(torch.autograd.Function):
+    """The products of x, z and W, and no other, are in ``narrow`` if that is given."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:
-        z = F.linear(x, weight, bias).relu_()
-        ctx.save_for_backward(x, weight, bias, gain, z)
-        return torch.addmm(x, z * gain, weight, alpha=-1)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor, narrow: torch.dtype | None
+    ) -> Tensor:
+        ctx.narrow = narrow
+        if narrow is None:
+            z = F.linear(x, weight, bias).relu_()
+            ctx.save_for_backward(x, weight, bias, gain, z)
+            return torch.addmm(x, z * gain, weight, alpha=-1)
+        near_x, near_weight = x.to(narrow), weight.to(narrow)
+        z = F.linear(near_x, near_weight, None if bias is None else bias.to(narrow)).relu_()
+        ctx.save_for_backward(x, weight, bias, gain, z, near_x, near_weight)
+        return x - (z * gain.to(narrow)) @ near_weight
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, gain, z = ctx.saved_tensors
+        x, weight, bias, gain, z, *near = ctx.saved_tensors
         (out,) = gradients
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled():
             given = (x, weight, bias, gain)
-            wanted = [tensor for tensor, need in zip(given, needed, strict=True) if need]
+            wanted = [tensor for tensor, want in zip(given, needed, strict=False) if want]
             results = iter(torch.autograd.grad(_plain(*given), wanted, out, create_graph=True))
-            return tuple(next(results) if need else None for need in needed)
+            return *(next(results) if want else None for want in needed[:4]), None
+        factor, whole = gain, out
+        if ctx.narrow is not None:
+            (x, weight), factor, out = near, gain.to(ctx.narrow), out.to(ctx.narrow)
         to_z = out @ weight.mT  # minus the gradient of g∘z, (B, n)
-        to_gain = -(to_z * z).sum(dim=0) if needed[3] else None
-        to_u = to_z.mul_(-gain).mul_(z > 0)  # the gradient of Wᵀx + b
-        to_x = torch.addmm(out, to_u, weight) if needed[0] else None
-        to_weight = torch.cat((to_u, z * -gain)).mT @ torch.cat((x, out)) if needed[1] else None
-        return to_x, to_weight, to_u.sum(dim=0) if needed[2] else None, to_gain
+        to_gain = -(to_z * z).sum(dim=0, dtype=gain.dtype) if needed[3] else None
+        to_u = to_z.mul_(-factor).mul_(z > 0)  # the gradient of Wᵀx + b
+        to_x = None
+        if needed[0]:
+            to_x = torch.addmm(out, to_u, weight) if ctx.narrow is None else whole + to_u @ weight
+        to_weight = None
+        if needed[1]:
+            to_weight = (torch.cat((to_u, z * -factor)).mT @ torch.cat((x, out))).to(gain.dtype)
+        return to_x, to_weight, to_u.sum(dim=0, dtype=gain.dtype) if needed[2] else None, to_gain, None
