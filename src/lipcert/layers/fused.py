@@ -6,7 +6,7 @@ one product of greater depth. Everything else is what autograd does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from lipcert.algebra.product import sampled_overlaps, sampled_slopes, sampled_sums
 from lipcert.algebra.scale import autocasting, inverse, no_autocast, transformed
+
+if TYPE_CHECKING:
+    from lipcert.layers.operators import Conv
 
 
 def relu_residual(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:  # (B, m), (n, m), (n,)
@@ -29,7 +32,6 @@ def fits(x: Tensor, *parameters: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
         and any(parameter.requires_grad for parameter in parameters)
-        and x.ndim == 2
         and all(parameter.dtype == x.dtype for parameter in parameters)
         and not transformed(x, *parameters)
     )
@@ -153,7 +155,7 @@ class _ReluResidual(torch.autograd.Function):
             (x, weight), factor, out = near, gain.to(ctx.narrow), out.to(ctx.narrow)
         to_z = out @ weight.mT  # minus the gradient of g∘z, (B, n)
         to_gain = -(to_z * z).sum(dim=0, dtype=gain.dtype) if needed[3] else None
-        to_u = to_z.mul_(-factor).mul_(z > 0)  # the gradient of Wᵀx + b
+        to_u = torch.ops.aten.threshold_backward(to_z.mul_(-factor), z, 0)  # the gradient of Wᵀx + b
         to_x = None
         if needed[0]:
             to_x = torch.addmm(out, to_u, weight) if ctx.narrow is None else whole + to_u @ weight
@@ -161,3 +163,63 @@ class _ReluResidual(torch.autograd.Function):
         if needed[1]:
             to_weight = (torch.cat((to_u, z * -factor)).mT @ torch.cat((x, out))).to(gain.dtype)
         return to_x, to_weight, to_u.sum(dim=0, dtype=gain.dtype) if needed[2] else None, to_gain, None
+
+
+def relu_residual_conv(
+    operator: Conv, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor
+) -> Tensor:  # (B, m, …), (n, m/groups, …), (n,)
+    """x − W(gain∘relu(Wᵀx + bias)) of a convolution; under autocast the products are narrow."""
+    narrow = torch.get_autocast_dtype(x.device.type) if autocasting(x) else None
+    with no_autocast(x):
+        return _ReluResidualConv.apply(x, weight, bias, gain, operator, narrow)  # type: ignore[no-untyped-call]
+
+
+class _ReluResidualConv(torch.autograd.Function):
+    """As ``_ReluResidual``; the two gradients of W are not stacked, since a convolution gains nothing by that."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        gain: Tensor,
+        operator: Conv,
+        narrow: torch.dtype | None,
+    ) -> Tensor:
+        ctx.operator, near_x, near_weight = operator, x.to(narrow or x.dtype), weight.to(narrow or weight.dtype)
+        z = operator.apply(near_weight, near_x, None if bias is None else bias.to(near_x.dtype)).relu_()
+        ctx.save_for_backward(x, weight, bias, gain, z, near_x, near_weight)
+        return x - operator.adjoint(near_weight, z * _per_channel(gain, z), near_x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, gain, z, near_x, near_weight = ctx.saved_tensors
+        (out,), operator, needed = gradients, ctx.operator, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            given = (x, weight, bias, gain)
+            wanted = [tensor for tensor, want in zip(given, needed, strict=False) if want]
+            again = _plain_conv(operator, *given)
+            results = iter(torch.autograd.grad(again, wanted, out, create_graph=True))
+            return *(next(results) if want else None for want in needed[:4]), None, None
+        near_out = out.to(z.dtype)
+        factor = _per_channel(gain, z)
+        to_z = operator.apply(near_weight, near_out)  # minus the gradient of g∘z
+        others = (0, *range(2, z.ndim))
+        to_gain = -(to_z * z).sum(dim=others, dtype=gain.dtype) if needed[3] else None
+        to_u = torch.ops.aten.threshold_backward(to_z.mul_(-factor), z, 0)  # the gradient of Wᵀx + b
+        to_x = out + operator.adjoint(near_weight, to_u, out) if needed[0] else None
+        to_weight = None
+        if needed[1]:
+            to_weight = operator.in_weight(near_x, to_u).to(gain.dtype)
+            to_weight += operator.in_weight(near_out, z * -factor)
+        return to_x, to_weight, to_u.sum(dim=others, dtype=gain.dtype) if needed[2] else None, to_gain, None, None
+
+
+def _per_channel(values: Tensor, image: Tensor) -> Tensor:
+    return values.to(image.dtype).view(-1, *[1] * (image.ndim - 2))
+
+
+def _plain_conv(operator: Conv, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:
+    z = F.relu(operator.apply(weight, x, bias))
+    return x - operator.adjoint(weight, z * _per_channel(gain, z), x)

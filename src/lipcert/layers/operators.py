@@ -25,7 +25,7 @@ from lipcert.algebra.scale import at_least_float32, autocasting, normalize, tran
 from lipcert.algebra.torus import MAPS, block_composition, kernel_of, symbols
 from lipcert.algebra.torus import apply as apply_symbols
 from lipcert.errors import NotCertified, one_of, positive_int
-from lipcert.layers.fused import fits, relu_residual
+from lipcert.layers.fused import fits, relu_residual, relu_residual_conv
 
 Sizes = tuple[int, ...]
 TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -255,14 +255,25 @@ class Conv:
         back = TRANSPOSE[self.axes](z, weight, None, self.stride, padding, missing, self.groups, self.dilation)
         return unpad_circular(back, self.padding) if self.circular else back
 
+    def in_weight(self, x: Tensor, out: Tensor) -> Tensor:
+        """The gradient of ⟨apply(weight, x), out⟩ in the weight, with zeros around the image."""
+        none = [0] * self.axes
+        settings = ([*self.stride], [*self.padding], [*self.dilation], False, none, self.groups)
+        like = x.new_empty(1).expand(self.weight_shape)  # of which only the shape counts
+        _, gradient, _ = torch.ops.aten.convolution_backward(out, x, like, None, *settings, [False, True, False])
+        return gradient
+
     def mix(self, matrix: Tensor, x: Tensor) -> Tensor:
         return CONVOLVE[self.axes](x, matrix.view(*matrix.shape, *[1] * self.axes))
 
     def residual(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor, sigma: SlopeRestricted, scale: Tensor
     ) -> Tensor:
-        back = weight * self.per_output(-gain)  # −WΓ: a kernel is smaller than an image
         x = channels_last(x)
+        parameters = [weight, gain, *([] if bias is None else [bias])]
+        if sigma.name == "relu" and not self.circular and x.ndim == 2 + self.axes and fits(x, *parameters):
+            return relu_residual_conv(self, x, weight, bias, gain)
+        back = weight * self.per_output(-gain)  # −WΓ: a kernel is smaller than an image
         z = sigma.scaled(self.apply(weight, x, bias), scale)
         return x + self.adjoint(back, z, x)
 
