@@ -118,7 +118,9 @@ class Affine(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or type(bound) is not Spectral or not bound.estimates():
             return None
-        if not fits(x, *self.parameters()) or autocasting(x) or x.device.type != "cpu":  # looking at a number would wait elsewhere
+        if (
+            not fits(x, *self.parameters()) or autocasting(x) or x.device.type != "cpu"
+        ):  # looking at a number would wait elsewhere
             return None
         with torch.no_grad():
             least, most = self.weight.aminmax()
