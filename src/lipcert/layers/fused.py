@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def relu_residual(x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor) -> Tensor:  # (B, m), (n, m), (n,)
-    """x − (gain∘relu(x·weightᵀ + bias))·weight, for matrices of one type; under autocast the products are narrow."""
+    """x − (gain∘relu(x·weightᵀ + bias))·weight of matrices; under autocast the products are narrow."""
     narrow = torch.get_autocast_dtype(x.device.type) if autocasting(x) else None
     with no_autocast(x):
         return _ReluResidual.apply(x, weight, bias, gain, narrow)  # type: ignore[no-untyped-call]
