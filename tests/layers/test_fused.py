@@ -59,6 +59,28 @@ def test_second_gradients(layer_and_input):
     torch.testing.assert_close(exact, near.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 6)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lc.ResidualLinear(6, 5),
+        lambda: lc.ResidualLinear(6, 64, bound="sll_sampled_surrogate"),
+        lambda: lc.ResidualLinear(6, 64, bound="sll_sampled_gradient"),
+        lambda: lc.AffineLinear(6, 5, bound="spectral_surrogate"),
+    ],
+)
+def test_a_dense_layer_takes_any_number_of_axes(make, shape):
+    """Also while it trains, when a batch of vectors would take the fused step."""
+    layer, x = make(), torch.randn(shape)
+    torch.manual_seed(1)
+    y = layer(x)
+    assert y.shape[:-1] == shape[:-1]
+    y.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters() if parameter.requires_grad)
+    layer.eval()
+    torch.testing.assert_close(layer(x), layer(x.reshape(-1, 6)).reshape(y.shape))
+
+
 def test_under_autocast_products_are_narrow_and_the_rest_is_not(layer_and_input):
     layer, x = layer_and_input
     seed = torch.randn(x.shape)

@@ -118,9 +118,8 @@ class Affine(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or type(bound) is not Spectral or not bound.estimates():
             return None
-        if (
-            not fits(x, *self.parameters()) or autocasting(x) or x.device.type != "cpu"
-        ):  # looking at a number would wait elsewhere
+        # Looking at a number would wait on another device.
+        if x.ndim != 2 or not fits(x, *self.parameters()) or autocasting(x) or x.device.type != "cpu":
             return None
         with torch.no_grad():
             least, most = self.weight.aminmax()
@@ -179,7 +178,9 @@ class Residual(Form):
         bound = self.bound
         if not isinstance(self.operator, Dense) or not isinstance(bound, SLL) or type(bound) is not SLL:
             return None
-        usable = self.activation.name == "relu" and fits(x, *self.parameters()) and not autocasting(x)
+        usable = (
+            x.ndim == 2 and self.activation.name == "relu" and fits(x, *self.parameters()) and not autocasting(x)
+        )
         return bound if usable and bound.estimates(self.operator.outputs) else None
 
 

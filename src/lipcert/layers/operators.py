@@ -126,7 +126,7 @@ class Dense:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, gain: Tensor, sigma: SlopeRestricted, scale: Tensor
     ) -> Tensor:
         """x − W(gain∘σ(s·(Wᵀx + b))/s)."""
-        if sigma.name == "relu" and fits(x, weight, gain, *([] if bias is None else [bias])):
+        if sigma.name == "relu" and x.ndim == 2 and fits(x, weight, gain, *([] if bias is None else [bias])):
             return relu_residual(x, weight, bias, gain)
         z = sigma.scaled(F.linear(x, weight, bias), scale) * gain
         if x.ndim == 2 and x.dtype == z.dtype and not autocasting(x):  # the difference within the product
