@@ -214,6 +214,15 @@ def _entries() -> Iterator[tuple[str, Entry]]:
     make = lambda: lc.layers.Monotone(lc.layers.LinfLinear(4, 1), (0, 2), decreasing=(1,), lipschitz=2.0)  # noqa: E731
     yield "monotone", Entry(make, (4,), None)
 
+    for n, m, rank in ((4, 6, 2), (6, 4, 5), (5, 5, 1)):
+        make = lambda n=n, m=m, r=rank: lc.OrthogonalLinear(n, m, method="reflector", rank=r)  # noqa: E731
+        yield f"orthogonal-reflector-rank{rank}-{m}x{n}", Entry(make, (n,))
+    for n, m, rank, stride in ((2, 4, 2, 1), (1, 3, 1, 2)):
+        make = lambda n=n, m=m, r=rank, s=stride: lc.OrthogonalConv2d(  # noqa: E731
+            n, m, 3, image_size=4, method="reflector", rank=r, stride=s
+        )
+        yield f"orthogonal-conv-reflector-rank{rank}-{m}x{n}-s{stride}", Entry(make, (n, 4, 4))
+
 
 LAYERS = dict(_entries())
 LEARNED = [name for name, entry in LAYERS.items() if list(entry.make().parameters())]

@@ -76,6 +76,31 @@ def test_reflector_is_a_product_of_two_block_reflectors():
     assert np.abs(q - expected).max() <= 1e-9  # VᵀV has a condition of up to 10⁴, and a ridge
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_rank_gives_one_reflector_of_so_many_columns(dense):
+    """Lai et al. (2025), Proposition 1, as published: V is tall, and Q is a block of it."""
+    torch.manual_seed(0)
+    image = (1, 1) if dense else (4, 6)
+    for inputs, outputs, rank in ((4, 4, 1), (4, 4, 3), (2, 4, 2), (4, 3, 2)):
+        options = {"method": "reflector", "rank": rank, "bias": False}
+        if dense:
+            layer = lc.OrthogonalLinear(inputs, outputs, **options).double()
+        else:
+            layer = lc.OrthogonalConv2d(inputs, outputs, 3, image_size=image, **options).double()
+        assert layer.weight.shape[:2] == (4, rank)
+        nn.init.normal_(layer.weight, std=0.3)
+        x = torch.zeros(1, inputs, *image, dtype=torch.float64)
+        q = jacobian(layer, x[..., 0, 0] if dense else x).numpy()
+        v = circulant(
+            layer.weight.detach().numpy().reshape(*layer.weight.shape[:2], *layer.weight.shape[2:] or (1, 1)), image
+        )
+        whole = np.eye(len(v)) - 2 * v @ np.linalg.solve(v.T @ v, v.T)
+        positions = image[0] * image[1]
+        assert (
+            np.abs(q - whole[: outputs * positions, : inputs * positions]).max() <= 1e-9
+        )  # the ridge, and a condition
+
+
 def test_bcop_composes_projections_and_shifts():
     """Li et al. (2019), Section 4: H ∏ (P + (I − P)·shift), rows and columns in turn."""
     layer, q = layer_and_matrix("bcop", channels=4, image=(4, 4), scale=1.0)
@@ -160,6 +185,13 @@ def test_a_kernel_that_is_orthogonal_on_its_image_is_not_with_zeros_around_it():
         ({"method": "bcop", "kernel_size": 2}, ValueError, "odd side"),
         ({"method": "bcop", "kernel_size": 11}, ValueError, "at most once"),
         ({"method": "bcop", "kernel_size": (1, 3)}, ValueError, "odd side"),
+        (
+            {"method": "cayley", "rank": 1},
+            ValueError,
+            "rank is a setting of method='reflector'; got method='cayley'",
+        ),
+        ({"method": "reflector", "rank": 2}, ValueError, "less than the larger width, 2; got 2"),
+        ({"method": "reflector", "rank": 0}, ValueError, "rank must be an integer of at least 1; got 0"),
     ],
 )
 def test_what_has_no_orthogonal_kernel_is_refused(options, error, words):

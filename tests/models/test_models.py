@@ -158,6 +158,18 @@ def test_every_method_builds_and_is_1_lipschitz(method, shape):
         assert (moved <= bound * 0.1 * (x[0].numel() ** 0.5) * (1 + 1e-5)).all()
 
 
+def test_a_rank_is_a_share_of_the_larger_width():
+    model = lc.create_model("bro_half_nano")
+    (conv,) = (
+        part for part in lc.create_model("bro_half_nano", conv_layers=1).modules() if hasattr(part, "projections")
+    )
+    assert conv.weight.shape == (32, 16, 3, 3)
+    assert lc.lipschitz_bound(model[0]) == 1.0
+    full_rank = lc.create_model("bro_nano")
+    fewer = sum(p.numel() for p in full_rank.parameters()) - sum(p.numel() for p in model.parameters())
+    assert fewer == 4 * 32 * 16 * 9  # half of the weights of four convolutions
+
+
 @pytest.mark.parametrize("classes", [2, 200])
 def test_any_number_of_classes(classes):
     assert lc.create_model("sll_nano", num_classes=classes)(torch.rand(1, 3, 32, 32)).shape == (1, classes)
@@ -173,6 +185,8 @@ def test_dividing_by_std_costs_radius():
     [
         ({"depth": 3}, "a model has no field 'depth'; its fields are method, layout"),
         ({"num_class": 5}, "no field 'num_class'; did you mean 'num_classes'"),
+        ({"rank": 0.5}, "rank is a setting of the reflectors of bro; got method 'sll'"),
+        ({"method": "bro", "rank": 1}, "rank must be less than 1, got 1"),
         ({"num_classes": 1}, "num_classes must be greater than or equal to 2, got 1"),
         ({"channels": 2}, "channels must be at least .*12; got 2"),
         ({"mean": (0.5,)}, "one value per image channel, 3; got 1"),

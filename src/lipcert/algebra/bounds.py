@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lipcert.algebra.gram import Columns, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
-from lipcert.algebra.orthogonal import METHODS, cholesky, orthonormal, squared_norm
+from lipcert.algebra.orthogonal import METHODS, cholesky, low_rank_reflector, orthonormal, squared_norm
 from lipcert.algebra.product import absolute_product, estimated_product
 from lipcert.algebra.scale import alive, at_least_float32, normalize, transformed
 from lipcert.algebra.spectral import iterate_of, power_row_sums, squared_norm_bound, squared_norm_estimate
@@ -382,16 +382,21 @@ class Orthogonal(Replacing):
     """W replaced by an orthonormal weight, T = I: orthogonal layers, and their residual form (dense).
 
     T carries the measured deviation (``orthogonal.squared_norm``), so that an inexact inverse or a series
-    cut short never counts as exactly orthogonal.
+    cut short never counts as exactly orthogonal. With a ``shape`` (outputs, inputs) of Q the weight is the V of one
+    block reflector, which has few columns; for affine layers.
     """
 
-    def __init__(self, method: str = "cayley") -> None:
+    def __init__(self, method: str = "cayley", *, shape: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.method = one_of("method", method, METHODS)
+        self.method, self.shape = one_of("method", method, METHODS), shape
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        weight = orthonormal(columns.matrix(), self.method)
-        return dense_columns(weight), squared_norm(weight, self.method).expand(columns.count)
+        rows = columns.matrix()
+        if self.shape is None:
+            weight = orthonormal(rows, self.method)
+        else:
+            weight = low_rank_reflector(rows.mT, *self.shape).mT
+        return dense_columns(weight), squared_norm(weight, self.method).expand(len(weight))
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}"

@@ -9,7 +9,7 @@ series without end, the map errs on the side of a contraction, ‖Q‖ ≤ 1, wh
                norm for which the cut series is a contraction, then squared.
 - ``bjorck``   Q ← Q(3I − QᵀQ)/2 from ‖Q‖ ≤ 1: singular values move up in [0, 1] (Björck & Bowie 1971).
 - ``cholesky`` VL^(−ᵀ), LLᵀ = VᵀV + εI (Hu et al. 2023): the ridge ε makes QᵀQ ⪯ I, never more.
-- ``reflector`` block reflectors I − 2V(VᵀV + εI)⁻¹Vᵀ (BRO, Lai et al. 2025), likewise.
+- ``reflector`` block reflectors I − 2V(VᵀV + εI)⁻¹Vᵀ (BRO, Lai et al. 2025), likewise; one of few columns, or two.
 
 Rounding: none is directed; callers enlarge T by ``squared_norm`` of what was computed.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lipcert.algebra.scale import inverse_sqrt, normalize, transformed
 from lipcert.algebra.spectral import modulus, squared_norms_bound
-from lipcert.errors import one_of
+from lipcert.errors import one_of, positive_int
 
 METHODS = ("bjorck", "cayley", "cholesky", "exp", "reflector")
 
@@ -171,6 +171,25 @@ def block_reflector(v: Tensor) -> Tensor:  # (…, m, r) → (…, m, m)
     factor, unit = _ridged_cholesky(v)
     half = torch.linalg.solve_triangular(factor, unit.mH, upper=False)  # L⁻¹Vᵀ, (…, r, m)
     return (_eye(half, v.shape[-2]) - 2 * half.mH @ half).to(v.dtype)
+
+
+def low_rank_reflector(v: Tensor, n: int, m: int) -> Tensor:  # (…, max(n, m), r) → (…, n, m)
+    """The first n rows and m columns of one block reflector, the identity but on the r columns of V."""
+    return block_reflector(v)[..., :n, :m]
+
+
+def require_rank(rank: object, method: str, n: int, m: int) -> int | None:
+    """``rank`` as the number of columns of V, or None for the two halves of a square weight."""
+    if rank is None:
+        return None
+    if method != "reflector":
+        raise ValueError(f"rank is a setting of method='reflector'; got method={method!r}. Leave it out.")
+    if positive_int("rank", rank) >= max(n, m):
+        raise ValueError(
+            f"rank must be less than the larger width, {max(n, m)}; got {rank}. With as many columns as rows the "
+            "reflector is −I whatever its parameters."
+        )
+    return positive_int("rank", rank)
 
 
 def _ridged_cholesky(v: Tensor, alpha: Tensor | None = None) -> tuple[Tensor, Tensor]:

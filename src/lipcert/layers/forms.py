@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lipcert.activations import SlopeRestricted, slope_restricted
 from lipcert.algebra.bounds import AOL, SLL, Bound, Orthogonal, Spectral, make_bound
 from lipcert.algebra.gram import Columns
-from lipcert.algebra.orthogonal import METHODS, orthonormal, squared_norm
+from lipcert.algebra.orthogonal import METHODS, orthonormal, require_rank, squared_norm
 from lipcert.algebra.scale import (
     at_least_float32,
     autocasting,
@@ -260,6 +260,7 @@ class OnCircle(NonExpansive):
         bias: int | None,
         device: Device,
         dtype: Dtype,
+        rank: int | None = None,
     ) -> None:
         """``channels`` are those of x and of Q's output."""
         self.stride, image = positive_int("stride", stride), sizes("image_size", image_size, 2)
@@ -268,7 +269,7 @@ class OnCircle(NonExpansive):
                 f"stride must divide image_size; got stride {stride} for {image}. Use PadImage before it."
             )
         high, wide = sizes("kernel_size", kernel_size, 2)
-        self.operator = Circular(*channels, (high, wide), (image[0] // stride, image[1] // stride), method)
+        self.operator = Circular(*channels, (high, wide), (image[0] // stride, image[1] // stride), method, rank)
         self.weight = nn.Parameter(torch.empty(self.operator.weight_shape, device=device, dtype=dtype))
         shape = self.operator.projections_shape
         self.projections = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -411,6 +412,8 @@ class OrthogonalLinear(Affine):
 
     Args:
         method: ``cayley``, ``exp`` (SOC), ``bjorck``, ``cholesky`` or ``reflector`` (BRO).
+        rank: columns of one block reflector I − 2V(VᵀV)⁻¹Vᵀ, less than the larger width; ``weight`` then stores V.
+            None for a product of two, from the halves of as many columns as Q has. Only with ``reflector``.
     """
 
     def __init__(
@@ -419,11 +422,14 @@ class OrthogonalLinear(Affine):
         out_features: int,
         *,
         method: str = "cayley",
+        rank: int | None = None,
         bias: bool = True,
         device: Device = None,
         dtype: Dtype = None,
     ) -> None:
-        super().__init__(Dense(in_features, out_features), Orthogonal(method), bias, device, dtype)
+        operator = Dense(in_features, out_features, require_rank(rank, method, in_features, out_features))
+        bound = Orthogonal(method, shape=None if rank is None else (out_features, in_features))
+        super().__init__(operator, bound, bias, device, dtype)
 
 
 class _AffineConv(Affine):
@@ -694,6 +700,7 @@ class OrthogonalConv2d(OnCircle):
         image_size: height and width of x.
         method: ``cayley``, ``exp`` (SOC), ``lot``, ``eco`` (an image that the kernel divides), ``reflector``
             (BRO), ``bcop`` (odd square kernels).
+        rank: as in ``OrthogonalLinear``, of the reflector at each frequency.
         stride: pixels are first moved into channels, s² for each, as the papers do.
         bias: whether b is learned.
 
@@ -709,6 +716,7 @@ class OrthogonalConv2d(OnCircle):
         *,
         image_size: Size,
         method: str = "cayley",
+        rank: int | None = None,
         stride: int = 1,
         bias: bool = True,
         device: Device = None,
@@ -721,7 +729,7 @@ class OrthogonalConv2d(OnCircle):
             positive_int("out_channels", out_channels),
         )
         biases = outputs if bias else None
-        self._set_up((inputs, outputs), kernel_size, image_size, method, stride, biases, device, dtype)
+        self._set_up((inputs, outputs), kernel_size, image_size, method, stride, biases, device, dtype, rank)
 
     def compute(self, x: Tensor) -> Tensor:
         y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections), x)

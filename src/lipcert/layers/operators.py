@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lipcert.activations import SlopeRestricted
 from lipcert.algebra.gram import CONVOLVE, PADDING_MODES, Columns, affine_columns, dense_columns, residual_columns
-from lipcert.algebra.orthogonal import orthonormal, squared_norm
+from lipcert.algebra.orthogonal import low_rank_reflector, orthonormal, require_rank, squared_norm
 from lipcert.algebra.scale import at_least_float32, autocasting, normalize, transformed
 from lipcert.algebra.torus import MAPS, block_composition, kernel_of, symbols
 from lipcert.algebra.torus import apply as apply_symbols
@@ -64,10 +64,14 @@ def require_image(x: Tensor, axes: int, channels: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Dense:
-    """Wᵀ is a matrix, (outputs, inputs), and acts on the last axis."""
+    """Wᵀ is a matrix, (outputs, inputs), and acts on the last axis.
+
+    With a ``rank`` it is a block of a reflector, whose parameters are as many columns.
+    """
 
     inputs: int
     outputs: int
+    rank: int | None = None
     axes: ClassVar[int] = 0  # spatial axes behind the channels
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class Dense:
 
     @property
     def weight_shape(self) -> Sizes:
-        return self.outputs, self.inputs
+        return (self.outputs, self.inputs) if self.rank is None else (max(self.outputs, self.inputs), self.rank)
 
     def require(self, x: Tensor, layer: nn.Module) -> None:
         """Raise ValueError unless ``x`` is (*, inputs)."""
@@ -138,7 +142,7 @@ class Dense:
         return [weight]
 
     def __str__(self) -> str:
-        return f"{self.inputs}, {self.outputs}"
+        return f"{self.inputs}, {self.outputs}" + ("" if self.rank is None else f", rank={self.rank}")
 
 
 @dataclass(frozen=True)
@@ -418,10 +422,12 @@ class Circular:
     kernel_size: tuple[int, int]
     image: tuple[int, int]
     method: str
+    rank: int | None = None
     axes: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         one_of("method", self.method, tuple(sorted(MAPS)))
+        require_rank(self.rank, self.method, self.outputs, self.inputs)
         pairs = list(zip(self.kernel_size, self.image, strict=True))
         if self.method == "eco" and any(n % k for k, n in pairs):
             raise NotCertified(
@@ -451,7 +457,9 @@ class Circular:
     @property
     def weight_shape(self) -> Sizes:
         taps = (1, 1) if self.method == "bcop" else self.kernel_size
-        square = max(self.inputs, self.outputs)  # of which the exponential maps take a block
+        square = max(self.inputs, self.outputs)  # of which the exponential maps and one reflector take a block
+        if self.rank is not None:
+            return square, self.rank, *taps
         channels = (square, square) if MAPS[self.method] == "exp" else (self.outputs, self.inputs)
         return *channels, *taps
 
@@ -464,7 +472,11 @@ class Circular:
     def matrices(self, weight: Tensor) -> Tensor:  # (frequencies, outputs, inputs), complex
         """Q at half of the frequencies, of norm at most 1 but for rounding; not for ``bcop``."""
         unit, scale = normalize(weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
-        matrices = orthonormal(symbols(unit * scale.clamp_max(2.0**40), self.torus), MAPS[self.method])
+        free = symbols(unit * scale.clamp_max(2.0**40), self.torus)
+        if self.rank is None:
+            matrices = orthonormal(free, MAPS[self.method])
+        else:
+            matrices = low_rank_reflector(free, self.outputs, self.inputs)
         matrices = matrices * squared_norm(matrices.detach(), MAPS[self.method]).rsqrt()
         return matrices[..., : self.outputs, : self.inputs]
 
@@ -508,5 +520,5 @@ class Circular:
     def __str__(self) -> str:
         return (
             f"{self.inputs}, {self.outputs}, kernel_size={self.kernel_size}, image={self.image}, "
-            f"method={self.method!r}"
+            f"method={self.method!r}" + ("" if self.rank is None else f", rank={self.rank}")
         )

@@ -55,7 +55,8 @@ def affine_conv(
     if spec.method == "orthogonal" and stride == 1:
         return Pixelwise(OrthogonalLinear(inputs, outputs))
     method = {"orthogonal": "cayley", "sandwich": "cayley"}.get(spec.method, ORTHOGONAL.get(spec.method, ""))
-    return OrthogonalConv2d(inputs, outputs, kernel, image_size=image, method=method, stride=stride)
+    rank = None if spec.rank is None else max(1, int(spec.rank * max(inputs * stride**2, outputs)))
+    return OrthogonalConv2d(inputs, outputs, kernel, image_size=image, method=method, rank=rank, stride=stride)
 
 
 def conv(

@@ -108,6 +108,8 @@ for _size, _fields in _SIZES.items():
         _kernel = 2 if _method == "eco" else 3  # ECO's must divide the image
         _head = "plain" if _method in ("gloro", "local") else "normalized"  # as published
         _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel, "head": _head})
+for _size in ("nano", "tiny"):  # reflectors of half rank, as BRONet has them
+    _register(f"bro_half_{_size}", {"method": "bro", "rank": 0.5, **_SIZES[_size]})
 for _size, _fields in _TABLE_3.items():
     _register(f"sll_table3_{_size}", {"method": "sll", **_fields})
 

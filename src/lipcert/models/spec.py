@@ -72,6 +72,8 @@ class ModelSpec(ReadableErrors, BaseModel):
     """Neurons of each dense layer."""
     activation: str = "relu"
     """Activation of the residual layers, with slopes in [0, 1]."""
+    rank: float | None = Field(default=None, gt=0, lt=1)
+    """Columns of the reflectors of bro, as a share of the channels; None for two reflectors from all columns."""
     between: Literal["maxmin", "relu"] = "maxmin"
     """What follows an affine layer: MaxMin, or ReLU, for which lipsdp and sdp-crown have proofs."""
     lipschitz: float | Literal["learned"] = 1.0
@@ -118,6 +120,10 @@ class ModelSpec(ReadableErrors, BaseModel):
             raise ValueError(
                 f"channels must be at least the channels of the image, or the columns of the table, times stem², "
                 f"{colors * self.stem**2}; got {self.channels}"
+            )
+        if self.rank is not None and self.method != "bro":
+            raise ValueError(
+                f"rank is a setting of the reflectors of bro; got method {self.method!r}. Leave it out"
             )
         if self.layout != "flat":
             self._require_layout()
