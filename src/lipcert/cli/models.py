@@ -46,7 +46,11 @@ class Models:
                 f"{spec.conv_layers} × {spec.channels}{hidden}",
                 f"{spec.dense_layers} × {spec.features}·{spec.dense_hidden}" if spec.dense_layers else "–",
             ]
-            small = "Small, for a CPU" if name.endswith(("nano", "tiny", "table")) else "The sizes of the paper"
+            small = (
+                "Small, for a CPU"
+                if name.endswith(("nano", "tiny", "table", "deep", "dense"))
+                else "The sizes of the paper"
+            )
             title = small if spec.layout == "flat" else "Rivals as published"
             groups.setdefault(title, []).append((spec.method, count, row))
         tables = [

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lipcert.experiments.plan import CERTIFY, CERTIFY_LOCALLY, Job, Stage, smoothing_stage
-from lipcert.training.config import Augmentation, Loss, TrainConfig, own_loss
+from lipcert.training.config import Augmentation, Loss, Optimizer, TrainConfig, own_loss
 
 Key = tuple[str, str]  # data, method
 METHODS = (
@@ -104,6 +104,10 @@ class Comparison(BaseModel):
     """The margin that the cross entropy asks for; gloro and liresnet have their own losses."""
     augment: Augmentation = "none"
     """Data augmentation of the training images."""
+    optimizer: Optimizer = "adam"
+    """Adam for all, or Muon for the kernels of residual convolutions."""
+    precision: Literal["no", "bf16"] = "no"
+    """Mixed precision of the products in training; certificates are always about float64."""
 
     @field_validator("methods", "data", "learning_rates")
     @classmethod
@@ -142,6 +146,8 @@ class Comparison(BaseModel):
             learning_rate=learning_rate,
             schedule=self.schedule,
             augment=self.augment,
+            optimizer=self.optimizer,
+            precision=self.precision,
             evaluate_every=10**9,
             validation=validation,
             seed=seed,

@@ -28,6 +28,7 @@ from lipcert.models.spec import ModelSpec
 from lipcert.training.config import TrainConfig
 from lipcert.training.loop import spec_of
 from lipcert.training.objective import make_loss
+from lipcert.training.optimizers import make_optimizer
 
 Name = TypeVar("Name")
 Configs = Mapping[Name, tuple[TrainConfig, ImageData]]
@@ -89,13 +90,15 @@ def _new(spec: ModelSpec) -> nn.Sequential:
 
 def _training_step(config: TrainConfig, data: ImageData) -> Callable[[], object]:
     model = _new(spec_of(config, data))
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4, (config.beta1, config.beta2))
+    optimizer = make_optimizer(model, config.model_copy(update={"learning_rate": 1e-4}), torch.device("cpu"))
     loss_of, labels = make_loss(config), data.labels[: config.batch_size]
     images = (data.images[: config.batch_size].float() / 255).contiguous(memory_format=torch.channels_last)
 
     def step() -> None:
         model.train()
-        loss = loss_of(model, images, model(images), labels, 0.5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            logits = model(images)
+        loss = loss_of(model, images, logits.float(), labels, 0.5)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

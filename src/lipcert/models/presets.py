@@ -38,6 +38,25 @@ _SIZES: dict[str, dict[str, Any]] = {
         "dense_hidden": 512,
         "init": "orthogonal",
     },
+    "deep": {  # many narrow layers: the best of a search for runs of minutes on color images
+        "stem": 4,
+        "channels": 64,
+        "conv_layers": 4,
+        "conv_hidden": 32,
+        "pool": 2,
+        "dense_layers": 12,
+        "dense_hidden": 128,
+        "init": "orthogonal",
+    },
+    "dense": {  # the same without convolutions, for small gray images
+        "channels": 1,
+        "image_shape": (1, 28, 28),
+        "conv_layers": 0,
+        "pool": 1,
+        "dense_layers": 20,
+        "dense_hidden": 128,
+        "init": "orthogonal",
+    },
     "small": {"channels": 45, "conv_layers": 20, "dense_layers": 7},
     "medium": {"channels": 60, "conv_layers": 30, "dense_layers": 10},
     "large": {"channels": 90, "conv_layers": 50, "dense_layers": 10},
@@ -103,8 +122,10 @@ def _register(name: str, defaults: dict[str, Any]) -> None:
 # Every method has the two small sizes, for comparisons. The paper's sizes exist for what was published or is
 # measured in them; other methods have them by an override: model_spec("sll_large", method="rescaled").
 _PAPER_METHODS = ("sll", "sll_shifted", "sll_surrogate", "sll_sampled_gradient", "sll_sampled_surrogate", "cpl")
+_RESIDUAL_METHODS = ("sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "cpl_surrogate", "rescaled")
 for _size, _fields in _SIZES.items():
-    for _method in get_args(Method) if _size in ("nano", "tiny") else _PAPER_METHODS:
+    _methods = {"deep": _RESIDUAL_METHODS, "dense": _RESIDUAL_METHODS}.get(_size, _PAPER_METHODS)
+    for _method in get_args(Method) if _size in ("nano", "tiny") else _methods:
         _kernel = 2 if _method == "eco" else 3  # ECO's must divide the image
         _head = "plain" if _method in ("gloro", "local") else "normalized"  # as published
         _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel, "head": _head})

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lipcert.errors import ReadableErrors
 
 Growth = Literal["fixed", "linear", "half"]
+Optimizer = Literal["adam", "muon"]
 Augmentation = Literal["none", "flip", "crop-flip", "sll", "aol"]
 Loss = Literal[
     "offset",
@@ -87,6 +88,9 @@ class TrainConfig(ReadableErrors, BaseModel):
     """Largest learning rate of the schedule."""
     schedule: Literal["triangular", "linear"] = "triangular"
     """Schedule of the learning rate: the paper's, or a linear one that is better for short runs."""
+    optimizer: Optimizer = "adam"
+    """The paper's Adam, or Muon for the kernels of residual convolutions, with Adam for the rest: better in short
+    runs."""
     beta1: float = Field(default=0.5, ge=0, lt=1)
     """Adam's decay of the mean gradient."""
     beta2: float = Field(default=0.9, ge=0, lt=1)

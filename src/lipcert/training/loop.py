@@ -39,6 +39,7 @@ from lipcert.records import RunFolder
 from lipcert.training.checkpoint import load_state, load_weights, model_file, save_state, save_weights
 from lipcert.training.config import TrainConfig, learning_rate_factor
 from lipcert.training.objective import Evaluate, certified_hits, make_loss
+from lipcert.training.optimizers import make_optimizer
 
 READ_EVERY = 10  # steps between two looks at the loss, on an accelerator
 
@@ -153,8 +154,9 @@ class Trainer:
         if isinstance(self.spec, OwnNetwork):
             require_logits(model, self.spec)
         self.init = _load_weights(model, config.init)
-        optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, (config.beta1, config.beta2))
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(
+            model, make_optimizer(model, config, self.accelerator.device)
+        )
         self.plain: nn.Module = self.accelerator.unwrap_model(self.model)
         weights = self.plain.state_dict()
         self.average = {k: v.clone() for k, v in weights.items()} if config.ema is not None else None
