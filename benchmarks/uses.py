@@ -1,4 +1,4 @@
-"""What the examples of docs/uses.md print, with their CPU seconds.
+"""What the examples under "Other uses" in docs/tutorial.md print, with their CPU seconds.
 
 Run: python benchmarks/uses.py (writes results/uses.json; one thread, about two CPU minutes)
 """

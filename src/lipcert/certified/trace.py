@@ -41,7 +41,7 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
     operator.itruediv: operator.truediv,
 }
 ELSEWHERE = (
-    "Write it with operations that docs/certify.md lists, or put it into a module of its own and declare its "
+    "Write it with operations that docs/porting.md lists, or put it into a module of its own and declare its "
     "constant with lipcert.register_rule."
 )
 
