@@ -211,12 +211,17 @@ def shown(value: Any) -> str:
 
 
 def training_difference(old: dict[str, list[float]], new: dict[str, list[float]], tolerance: float) -> str | None:
-    """As ``difference``; a projection is compared relative to the norm of its tensor."""
+    """As ``difference``; a projection is compared relative to the norm of its tensor.
+
+    A derivative with respect to a logarithm has the unit of the output, so it is compared relative to that too: where
+    columns are equal it is zero, and what is stored is the rounding of this zero.
+    """
     if old.keys() != new.keys():
         return f"tensors {sorted(old.keys() ^ new.keys())}"
     for key, (norm, along) in old.items():
+        scale = max(norm, old["output"][0]) if "log_" in key and math.isfinite(old["output"][0]) else norm
         for a, b in zip((norm, along), new[key], strict=True):
-            if not (abs(a - b) <= tolerance * norm or a == b or (math.isnan(a) and math.isnan(b))):
+            if not (abs(a - b) <= tolerance * scale or a == b or (math.isnan(a) and math.isnan(b))):
                 return f"{key}: {a!r} → {b!r}"
     return None
 

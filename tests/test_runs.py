@@ -56,6 +56,20 @@ def test_a_run_holds_the_records_of_its_files(finished):
     assert (finished.data, finished.model_name) == ("digits", "sll_nano")
 
 
+def test_a_run_prints_what_it_holds(finished, tmp_path):
+    first, trained, certified, attacked, row = str(finished).splitlines()
+    assert first == f"{finished.folder}: sll_nano on digits"
+    assert trained.startswith("trained to epoch 2: natural ")
+    assert (
+        f"lipschitz, 40 inputs: natural {finished.natural:.1%}, 36/255 {finished.certified(36 / 255):.1%}"
+        in certified
+    )
+    assert attacked == "attack quick on 6 inputs"
+    assert f"0.5: natural {finished.attacked.rows[0].natural:.1%}" in row
+    assert repr(finished) == f"Run({str(finished.folder)!r})"
+    assert str(lc.Run(tmp_path / "none")) == f"{tmp_path / 'none'}: no run"
+
+
 def test_the_frozen_network_is_stored_once_and_is_what_is_certified(finished):
     fresh = lc.freeze(finished.model())
     stored = lc.Run(finished.folder).frozen()
@@ -253,6 +267,7 @@ def test_an_interrupted_training_says_so_and_its_results_go_with_its_weights(fin
         lc.train(CONFIG, folder, show=interrupt_after(3))
     half = lc.Run(folder)
     assert half.unfinished == "training stopped at step 3 of 14"
+    assert str(half).splitlines()[1] == half.unfinished
     half.audit()
     half.certify(examples=5)
     half.check()

@@ -214,6 +214,13 @@ class AttackRecord(Record):
     cpu_seconds: float
     rows: tuple[AttackRow, ...] = Field(strict=False, min_length=1)
 
+    def __str__(self) -> str:
+        rows = (
+            f"{row.eps}: natural {row.natural:.1%}, certified {row.certified:.1%}, attacked {row.attacked:.1%}"
+            for row in self.rows
+        )
+        return "\n  ".join((f"attack {self.method} on {self.examples} inputs", *rows))
+
 
 class AttackExample(Record):
     """A row of attack-METHOD.jsonl: what became of one example at one radius."""
@@ -279,6 +286,19 @@ class RunFolder:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r})"
+
+    def __str__(self) -> str:
+        """What was trained, certified and attacked, in lines."""
+        lines = [f"{self.folder}: {self.model_name} on {self.data}" if self.exists else f"{self.folder}: no run"]
+        if self.exists and self.unfinished:
+            lines.append(self.unfinished)
+        for row in self.metrics[-1:]:
+            shares = (f"{key} {row[key]:.1%}" for key in row if key == "natural" or key.startswith("certified "))
+            lines.append(f"trained to epoch {row['epoch']}: {', '.join(shares)}")
+        for run in map(self.by, self.methods):
+            shares = (f"{name} {run.certified(radius):.1%}" for name, radius in RADII.items())
+            lines.append(f"{run.method}, {len(run.radii)} inputs: natural {run.natural:.1%}, {', '.join(shares)}")
+        return "\n".join((*lines, *map(str, self.attacks)))
 
     def by(self, method: str) -> Self:
         """The same run with the radii of another method of certification."""

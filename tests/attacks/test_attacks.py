@@ -77,6 +77,8 @@ def test_an_unprotected_network_falls(method):
     result = lc.attack(unprotected(), images, labels, eps=1.0, method=method)
     assert result.natural_accuracy > 0.85
     assert result.attacked_accuracy < 0.1
+    right, broken = int(result.correct.sum()), int(result.broken.sum())
+    assert repr(result) == f"AttackResult({method} within 1: 32 inputs, {right} right, {broken} of them broken)"
     assert result.attacks == {"autoattack": autoattack.STANDARD, "pgd": ("pgd",)}.get(method, result.attacks)
 
 

@@ -336,7 +336,7 @@ BAD_NPZ = {
     "five": ({"images": np.zeros((2, 5, 4, 4), np.uint8), "labels": np.zeros(2, int)}, "with C = 1 or 3"),
     "lengths": ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(3, int)}, "one label an image"),
     "labels": ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros(2)}, "expected integer labels"),
-    "table": ({"images": np.zeros((2, 30), np.float32), "labels": np.zeros(2, int)}, "A table of numbers"),
+    "table": ({"images": np.zeros((2, 30), np.float32), "labels": np.zeros(2, int)}, "save it as a .csv file"),
     "negative": ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([-1, 0])}, "expected labels 0 to"),
     "huge": ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.array([0, 2**60])}, "numbered from 0"),
     "empty": ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, "at least one image"),

@@ -237,13 +237,15 @@ def test_the_train_command_gives_the_same_run(trained):
     assert train_command({"field": 1}, "old") == "lipcert train --config old/config.json --out NEW"
 
 
-def test_an_unfinished_training_is_told_and_has_no_recipe(run):
+def test_an_unfinished_training_is_told_and_has_no_recipe(run, capsys):
     """A report offered ``lipcert train --epochs 60`` for weights of epoch 6."""
     change(run / "run.json", lambda record: record.update(step=5, steps=18))
-    made = report([run], run / "report.html")
-    assert made.report.runs[0].unfinished == "training stopped at step 5 of 18"
-    assert [line.split()[1] for line in made.report.runs[0].commands] == ["audit", "certify", "attack", "check"]
-    page = made.page.read_text(encoding="utf-8")
+    assert Report((run,)).run() == 0
+    assert f"Note: {run.name}: training stopped at step 5 of 18." in capsys.readouterr().out
+    (described,) = json.loads((run / "report_files" / "report.json").read_text(encoding="utf-8"))["runs"]
+    assert described["unfinished"] == "training stopped at step 5 of 18"
+    assert [line.split()[1] for line in described["commands"]] == ["audit", "certify", "attack", "check"]
+    page = (run / "report.html").read_text(encoding="utf-8")
     ((_, notice),) = Parsed(page).all("p", role="note")
     assert notice.startswith("full is unfinished: training stopped at step 5 of 18.")
     for text in (page, (run / "report_files" / "report.md").read_text(encoding="utf-8")):

@@ -26,7 +26,7 @@ QUICK = ("apgd-ce", "pgd", "square")  # cross-entropy alone is weak where logits
 ATTACKS: dict[str, tuple[str, ...]] = {"autoattack": STANDARD, "pgd": ("pgd",), "quick": QUICK}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttackResult:
     """What an attack within ``eps`` found; points that fool lie in the ball and the box in float64."""
 
@@ -39,6 +39,12 @@ class AttackResult:
     points: Tensor  # (N, …) float64; the image itself where nothing was found
     distances: Tensor  # (N,) float64, to the image, rounded up
     predictions: Tensor  # (N,) at ``points``, in float64
+
+    def __repr__(self) -> str:
+        return (
+            f"AttackResult({self.method} within {self.eps:.4g}: {len(self.correct)} inputs, {int(self.correct.sum())} "
+            f"right, {int(self.broken.sum())} of them broken)"
+        )
 
     @property
     def natural_accuracy(self) -> float:

@@ -51,6 +51,7 @@ class Report:
             json.loads(report.model_dump_json()),  # null where a number is not finite
             self.json,
             make_table("Accuracy, natural and certified (%)", header, lines),
+            *(f"Note: {run.name}: {run.unfinished}." for run in report.runs if run.unfinished),
             f"{out}: open it in a browser.",
             f"{out.with_name(f'{out.stem}_files')}: figures as SVG, PNG and PDF; report.md, report.tex, "
             "report.json and robustbench/.",

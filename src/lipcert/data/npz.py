@@ -142,7 +142,11 @@ def _names(arrays: Arrays, split: Split) -> tuple[str, str]:
 def _images(images: NDArray[Any], path: Path) -> NDArray[np.uint8]:  # (N, C, H, W)
     first, last = images.ndim == 4 and images.shape[1] in (1, 3), images.ndim == 4 and images.shape[3] in (1, 3)
     if images.ndim != 3 and first == last:
-        table = " A table of numbers is no data set of images: train on it from Python." if images.ndim == 2 else ""
+        table = (
+            " A table of numbers is no data set of images: save it as a .csv file with a column of classes."
+            if images.ndim == 2
+            else ""
+        )
         raise ValueError(
             f"{path}: expected images (N, H, W), (N, C, H, W) or (N, H, W, C) with C = 1 or 3; got {images.shape}."
             f"{table or ' Save it again in one of these shapes.'}"

@@ -64,8 +64,8 @@ class TrainConfig(ReadableErrors, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Annotated[str, tyro.conf.arg(aliases=("--network",))] = "sll_tiny"
-    """Name of an architecture, see `lipcert models`, or module:function of your own, called with image_shape,
-    num_classes and the overrides. A table has sll_table instead of sll_tiny."""
+    """Name of an architecture, see `lipcert models`, or module:function of your own, which is called with
+    image_shape, num_classes and the overrides. A table has sll_table instead of sll_tiny."""
     overrides: Annotated[
         dict[str, int | float | str | tuple[float, ...]], tyro.conf.arg(metavar="FIELD=VALUE ...")
     ] = {}
@@ -106,7 +106,7 @@ class TrainConfig(ReadableErrors, BaseModel):
     margin: float | None = Field(default=None, ge=0)
     """Hinge margin (multi-margin: 1, hkr: 1)."""
     weight: float | None = Field(default=None, ge=0)
-    """Weight of the rivals' term (margin-boosting: 1) of the divergence (gloro-trades: 1)
+    """Weight of the rivals' term (margin-boosting: 1), of the divergence (gloro-trades: 1)
     or of the activity of neurons (local: 0)."""
     weight_schedule: Growth | None = None
     """How that weight grows, as the radius (gloro-trades: fixed)."""
