@@ -213,8 +213,8 @@ def shown(value: Any) -> str:
 def training_difference(old: dict[str, list[float]], new: dict[str, list[float]], tolerance: float) -> str | None:
     """As ``difference``; a projection is compared relative to the norm of its tensor.
 
-    A derivative with respect to a logarithm has the unit of the output, so it is compared relative to that too: where
-    columns are equal it is zero, and what is stored is the rounding of this zero.
+    A derivative with respect to a logarithm has the unit of the output, so it is compared relative to that too:
+    where columns are equal it is zero, and what is stored is the rounding of this zero.
     """
     if old.keys() != new.keys():
         return f"tensors {sorted(old.keys() ^ new.keys())}"

@@ -42,8 +42,8 @@ class AttackResult:
 
     def __repr__(self) -> str:
         return (
-            f"AttackResult({self.method} within {self.eps:.4g}: {len(self.correct)} inputs, {int(self.correct.sum())} "
-            f"right, {int(self.broken.sum())} of them broken)"
+            f"AttackResult({self.method} within {self.eps:.4g}: {len(self.correct)} inputs, "
+            f"{int(self.correct.sum())} right, {int(self.broken.sum())} of them broken)"
         )
 
     @property
