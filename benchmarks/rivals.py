@@ -180,31 +180,36 @@ def costs(out: Path, repeats: int = 5, batch: int = 16) -> None:
             }
     smoothing = {}
     convolution = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(1568, 10))
-    for name, model in (
-        ("sll_nano", lc.freeze(build(model_spec("sll_nano", image_shape=(1, 28, 28))).eval())),
-        ("convolution of 8 channels, dense 10", convolution.eval()),
-        ("784-128-128-10", dense.eval().float()),
+    gray, color = (1, 28, 28), (3, 32, 32)
+    for name, model, shape, size in (
+        ("sll_nano", lc.freeze(build(model_spec("sll_nano", image_shape=gray)).eval()), gray, 250),
+        ("sll_tiny", lc.freeze(build(model_spec("sll_tiny", image_shape=color)).eval()), color, 50),
+        ("gloro_6c2f", lc.freeze(build(model_spec("gloro_6c2f", image_shape=color)).eval()), color, 50),
+        ("convolution of 8 channels, dense 10", convolution.eval(), gray, 250),
+        ("784-128-128-10", dense.eval().float(), gray, 250),
     ):
-        sampler = Sampler(model, torch.rand(1, 28, 28), 0, Smoothing(0.25))
-        inputs = sampler.inputs(250)
+        sampler = Sampler(model, torch.rand(shape), 0, Smoothing(0.25))
+        inputs, pixels = sampler.inputs(size), math.prod(shape)
         found = least(
             {
                 "forward": lambda model=model, inputs=inputs: model(inputs.clone()),
-                "noise": lambda sampler=sampler: sampler.noise.draw(250 * 784, sampler.bits),
-                "votes": lambda sampler=sampler: sampler.votes(250),
+                "noise": lambda sampler=sampler, count=size * pixels: sampler.noise.draw(count, sampler.bits),
+                "votes": lambda sampler=sampler, size=size: sampler.votes(size),
             },
             repeats,
         )
         smoothing[name] = {
-            "forward_us": 1e6 * found["forward"] / 250,
-            "noise_us": 1e6 * found["noise"] / 250,
+            "batch": size,
+            "pixels": pixels,
+            "forward_us": 1e6 * found["forward"] / size,
+            "noise_us": 1e6 * found["noise"] / size,
             "passes": found["votes"] / found["forward"],
         }
     record = {
         "command": "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/rivals.py --costs",
         "clock": f"CPU time, the least of {repeats}, interleaved, one thread",
         "local": {"batch": batch, "eps": "36/255", "rows": local},
-        "smoothing": {"batch": 250, "pixels": 784, "rows": smoothing},
+        "smoothing": {"rows": smoothing},
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))

@@ -282,7 +282,7 @@ class WorstCase(_Loss):
     """κ·CE(f, y) + (1 − κ)·CE(f̄, y) + weight·activity, f̄_j = f_j + ε·L(x)·‖w_j − w_y‖ (Huang et al., NeurIPS 2021).
 
     f̄ are the worst logits in the ball of radius ε if L(x) is a constant in that ball. ``activity`` pushes neurons
-    towards being constant there; it and L(x) come from ``lipcert.layers.local_estimate``.
+    towards being constant there; it and L(x) come from ``lipcert.layers.local.local_estimate``.
 
     Args:
         epsilon: ε, the radius to train for.

@@ -129,9 +129,11 @@ def test_full_scale_is_the_paper_to_the_letter():
         assert scaled(Settings(name, "full", 3, None)) == []
         for job in jobs:
             method, _, size = job.config.model.rpartition("_")
-            if method in ("gloro", "local"):
-                assert (job.config.loss, job.config.epochs, job.config.augment) == (method, 1000, "sll")
-                assert [stage.method for stage in job.stages] == ["", "local"][: 1 + (method == "local")]
+            if method in ("gloro", "local", "local_maxmin"):
+                loss = method.partition("_")[0]
+                assert (job.config.loss, job.config.epochs, job.config.augment) == (loss, 1000, "sll")
+                assert [stage.method for stage in job.stages] == ["", "local"][: 1 + (loss == "local")]
+                assert (method == "local_maxmin") == (loss == "local" and job.config.data == "tiny_imagenet")
                 assert size == {"cifar10": "6c2f", "tiny_imagenet": "8c2f"}[job.config.data]
                 continue
             assert size in SIZES

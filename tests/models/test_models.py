@@ -101,7 +101,7 @@ def test_the_rivals_layouts_are_proved(layout, fields, method, head):
     assert report.pairwise.max() <= (1.42 if head == "first" else 2.01) * 1.01**convolutions
 
 
-TRACKED = ("gloro", "local", "liresnet")
+TRACKED = ("gloro", "local", "local_maxmin", "liresnet")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,14 @@ TRACKED = ("gloro", "local", "liresnet")
     [
         {"method": "gloro", "layout": "c2f", "head": "plain", "conv_layers": 5, "pool": 1, "dense_layers": 1},
         {"method": "local", "layout": "c2f", "head": "plain", "conv_layers": 3, "pool": 1, "dense_layers": 1},
+        {
+            "method": "local_maxmin",
+            "layout": "c2f",
+            "head": "plain",
+            "conv_layers": 3,
+            "pool": 1,
+            "dense_layers": 1,
+        },
         {"method": "liresnet", "layout": "liresnet", "stem": 2, "conv_layers": 2, "pool": 2, "dense_layers": 2},
     ],
     ids=TRACKED,
@@ -310,10 +318,21 @@ def test_an_activation_that_nothing_would_use_is_refused(method):
     lc.create_model("sll_nano", activation="tanh")
 
 
-@pytest.mark.parametrize("method", ["sll", "sandwich", "soc_plus", "local"])
+@pytest.mark.parametrize("method", ["sll", "sandwich", "soc_plus", "local", "local_maxmin"])
 def test_relu_replaces_maxmin_and_is_refused_where_there_is_none(method):
     kinds = {type(module) for module in lc.create_model("gloro_nano", between="relu").modules()}
     assert nn.ReLU in kinds
     assert lc.layers.MaxMin not in kinds
     with pytest.raises(ValueError, match=f"between is a setting of .*{method!r}"):
         lc.create_model("sll_nano", method=method, between="relu")
+
+
+def test_local_lip_b_clips_relu_or_maxmin():
+    """Its rows of Tables 1 and 2: the one of TinyImageNet is printed as +MaxMin."""
+    kinds = {
+        name: [type(layer).__name__ for layer in lc.create_model(name)[0]]
+        for name in ("local_6c2f", "local_maxmin_8c2f")
+    }
+    assert kinds["local_6c2f"][1:3] == ["TrackedConv2d", "ClippedReLU"]
+    assert kinds["local_maxmin_8c2f"][1:4] == ["TrackedConv2d", "MaxMin", "Clip"]
+    assert kinds["local_maxmin_8c2f"][-3:] == ["TrackedLinear", "MaxMin", "Clip"]

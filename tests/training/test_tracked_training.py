@@ -10,6 +10,7 @@ import torch
 import lipcert as lc
 from full import full
 from lipcert.check import main as check
+from lipcert.layers.local import local_estimate
 from lipcert.layers.tracked import Tracked
 from lipcert.training.checkpoint import load_state
 from lipcert.training.config import TrainConfig
@@ -136,3 +137,22 @@ def test_a_gradient_step_on_the_loss_lowers_the_norms_that_it_should():
         loss_of(model.train(), images, model(images), labels, 1.0).backward()
         optimizer.step()
     assert lc.lipschitz_bound(model.eval()[0]) < 0.8 * before
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.25, 0.5, 1.0])
+def test_the_local_loss_is_about_the_whole_radius_from_the_middle_on(progress):
+    """With κ > 0 to the end, and the rate falling, norms grew to 200 and nothing was certified."""
+    torch.manual_seed(0)
+    model = lc.create_model("local_nano", image_shape=(1, 8, 8))
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8)
+    logits = model(images)
+    share = min(1.0, 1 / 30 + (1 - 1 / 30) * progress / 0.5)
+    torch.manual_seed(1)  # the power iterations start at random vectors
+    loss = make_loss(TrainConfig(model="local_nano", loss="local"))(model, images, logits, labels, progress)
+    torch.manual_seed(1)
+    local = local_estimate(model[0], images, 36 / 255 * share)
+    rows = model[1].rows()
+    expected = lc.losses.WorstCase(36 / 255 * share, kappa=1 - share)
+    torch.testing.assert_close(
+        loss, expected(logits, labels, torch.cdist(rows, rows), local.constants), rtol=1e-5, atol=1e-5
+    )

@@ -50,18 +50,19 @@ def local_estimate(backbone: nn.Module, x: Tensor, radius: float) -> LocalEstima
         x = at_least_float32(x)
         state = _State(x, x - radius, x + radius, torch.ones_like(x), x.new_ones(len(x)))
         activity: list[Tensor] = []
-        for layer in chain_of(backbone):
+        layers = chain_of(backbone)
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
             if isinstance(layer, Clipped):
                 activity.append(_activity(layer, state))
-            state = _through(layer, state, radius)
+            state = _through(layer, state, radius, clipped_next=isinstance(following, Clipped))
     terms = torch.stack(activity).mean() if activity else x.new_zeros(())
     return LocalEstimate(state.constant, terms)
 
 
-def _through(layer: nn.Module, state: _State, radius: float) -> _State:
+def _through(layer: nn.Module, state: _State, radius: float, clipped_next: bool) -> _State:
     value = layer(state.value)
     if isinstance(layer, Tracked):
-        return _through_tracked(layer, state, value, radius)
+        return _through_tracked(layer, state, value, radius, clipped_next)
     low, high = layer(state.low), layer(state.high)  # every layer below is monotone
     if isinstance(layer, Clipped):
         moving = state.moving * (low < high)
@@ -82,7 +83,7 @@ def _through(layer: nn.Module, state: _State, radius: float) -> _State:
     return _State(value, low, high, moving, constant)
 
 
-def _through_tracked(layer: Tracked, state: _State, value: Tensor, radius: float) -> _State:
+def _through_tracked(layer: Tracked, state: _State, value: Tensor, radius: float, clipped_next: bool) -> _State:
     operator, weight = layer.operator, layer.plain_weight()
     if layer.training and getattr(layer, "center", False):
         raise NotCertified("local bounds need layers whose output depends on one input. Use TrackedConv2d.")
@@ -93,7 +94,8 @@ def _through_tracked(layer: Tracked, state: _State, value: Tensor, radius: float
     reach = squares.clamp_min(1e-24).sqrt() * _spread(state.constant * radius, value)
     low, high = torch.maximum(middle - spread, value - reach), torch.minimum(middle + spread, value + reach)
     moving = (squares.detach() > 0).to(value.dtype)
-    constant = state.constant * masked_estimate(layer, state.moving, None)
+    # A clipped activation replaces this constant by that of the rows that move behind it.
+    constant = state.constant if clipped_next else state.constant * masked_estimate(layer, state.moving, None)
     return _State(value, torch.minimum(low, value), torch.maximum(high, value), moving, constant, state, layer)
 
 

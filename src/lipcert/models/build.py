@@ -47,7 +47,9 @@ def build(spec: ModelSpec) -> nn.Sequential:
             f"activation is a setting of residual and sandwich layers; the layers of {spec.method!r} have MaxMin, "
             "Householder or |x| between them. Leave it out."
         )
-    if spec.between != "maxmin" and (not changes_width(spec) or spec.method in ("sandwich", "soc_plus", "local")):
+    if spec.between != "maxmin" and (
+        not changes_width(spec) or spec.method in ("sandwich", "soc_plus", "local", "local_maxmin")
+    ):
         raise ValueError(
             f"between is a setting of layers with MaxMin between them; those of {spec.method!r} have an activation "
             "of their own. Leave it out."

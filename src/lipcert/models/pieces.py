@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lipcert.layers.activation import Abs, ClippedReLU, Householder, MaxMin
+from lipcert.layers.activation import Abs, Clip, ClippedReLU, Householder, MaxMin
 from lipcert.layers.forms import (
     AffineConv2d,
     AffineLinear,
@@ -35,7 +35,7 @@ ORTHOGONAL = {
     "bcop": "bcop",
     "orthogonal": "pixel by pixel",
 }
-TRACKED = ("gloro", "local", "liresnet")  # convolutions whose norm is tracked
+TRACKED = ("gloro", "local", "local_maxmin", "liresnet")  # convolutions whose norm is tracked
 
 
 def changes_width(spec: ModelSpec) -> bool:
@@ -67,7 +67,7 @@ def conv(
         yield SandwichConv2d(inputs, outputs, kernel, image_size=image, stride=stride, activation=spec.activation)
     elif changes_width(spec):
         yield affine_conv(spec, inputs, outputs, kernel, image, stride)
-        yield between(spec, outputs)
+        yield from between(spec, outputs)
     else:
         bound = "aol" if spec.method == "sll_inert" else RESIDUAL.get(spec.method, spec.method)
         yield ResidualConv2d(inputs, spec.conv_hidden, kernel, bound=bound, activation=spec.activation)
@@ -77,7 +77,7 @@ def affine_dense(spec: ModelSpec, inputs: int, outputs: int) -> nn.Module:
     """A dense layer without an activation, of a method that has one."""
     if spec.method in AFFINE:
         return AffineLinear(inputs, outputs, bound=AFFINE[spec.method])
-    if spec.method in ("gloro", "local"):
+    if spec.method in ("gloro", "local", "local_maxmin"):
         return TrackedLinear(inputs, outputs)
     if spec.method == "liresnet":
         return _cholesky(inputs, outputs)
@@ -98,18 +98,21 @@ def dense(spec: ModelSpec, inputs: int, outputs: int) -> Iterator[nn.Module]:
         yield SandwichLinear(inputs, outputs, activation=spec.activation)
     elif changes_width(spec):
         yield affine_dense(spec, inputs, outputs)
-        yield between(spec, outputs)
+        yield from between(spec, outputs)
     else:
         bound = RESIDUAL.get(spec.method, spec.method)
         yield ResidualLinear(inputs, outputs, bound=bound, activation=spec.activation)
 
 
-def between(spec: ModelSpec, channels: int) -> nn.Module:
+def between(spec: ModelSpec, channels: int) -> Iterator[nn.Module]:
     """What follows an affine layer; MaxMin keeps the norm of each pair, and |x| where one would be left over."""
     if spec.method == "soc_plus":
-        return Householder(channels)
-    if spec.method == "local":
-        return ClippedReLU()
-    if spec.between == "relu":
-        return nn.ReLU()
-    return Abs() if channels % 2 else MaxMin()
+        yield Householder(channels)
+    elif spec.method == "local":
+        yield ClippedReLU()
+    elif spec.between == "relu":
+        yield nn.ReLU()
+    else:
+        yield Abs() if channels % 2 else MaxMin()
+        if spec.method == "local_maxmin":
+            yield Clip()

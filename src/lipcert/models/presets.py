@@ -127,7 +127,7 @@ for _size, _fields in _SIZES.items():
     _methods = {"deep": _RESIDUAL_METHODS, "dense": _RESIDUAL_METHODS}.get(_size, _PAPER_METHODS)
     for _method in get_args(Method) if _size in ("nano", "tiny") else _methods:
         _kernel = 2 if _method == "eco" else 3  # ECO's must divide the image
-        _head = "plain" if _method in ("gloro", "local") else "normalized"  # as published
+        _head = "plain" if _method in ("gloro", "local", "local_maxmin") else "normalized"  # as published
         _register(f"{_method}_{_size}", {"method": _method, **_fields, "kernel_size": _kernel, "head": _head})
 for _size in ("nano", "tiny"):  # reflectors of half rank, as BRONet has them
     _register(f"bro_half_{_size}", {"method": "bro", "rank": 0.5, **_SIZES[_size]})
@@ -172,7 +172,7 @@ for _size, _width in (("small", 16), ("medium", 32), ("large", 48)):
     _register(f"aol_{_size}", {"method": "aol_affine", **_PATCHES, "channels": 192, "dense_hidden": 64 * _width})
 _C2F = {"layout": "c2f", "head": "plain", "pool": 1, "dense_layers": 1}
 _TINY_IMAGES = {"image_shape": (3, 64, 64), "num_classes": 200}
-for _method in ("gloro", "local"):
+for _method in ("gloro", "local", "local_maxmin"):
     _register(f"{_method}_6c2f", {"method": _method, **_C2F, "channels": 32, "conv_layers": 6, "dense_hidden": 512})
     _register(
         f"{_method}_8c2f",

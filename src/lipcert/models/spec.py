@@ -38,6 +38,7 @@ Method = Literal[
     "sandwich",
     "gloro",  # plain layers, whose norms are tracked and not divided
     "local",  # the same with clipped activations, for constants that hold in a ball
+    "local_maxmin",  # with MaxMin before the clipping
     "liresnet",  # I + γV/√L on images, tracked; dense layers orthogonal by Cholesky
 ]
 
@@ -143,7 +144,9 @@ class ModelSpec(ReadableErrors, BaseModel):
             )
         if self.method.startswith(("sll", "cpl", "rescaled")) or self.method == "aol":
             raise ValueError(f"layout {self.layout} changes its width, which a residual cannot; got {self.method}")
-        only = {"c2f": ("gloro", "local"), "liresnet": ("liresnet",)}.get(self.layout, (self.method,))
+        only = {"c2f": ("gloro", "local", "local_maxmin"), "liresnet": ("liresnet",)}.get(
+            self.layout, (self.method,)
+        )
         if self.method not in only:
             raise ValueError(f"layout {self.layout} is that of {' and '.join(only)}; got {self.method}")
         if self.layout == "lipconvnet" and (self.conv_layers % 5 or not self.conv_layers):

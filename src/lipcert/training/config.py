@@ -114,7 +114,7 @@ class TrainConfig(ReadableErrors, BaseModel):
     """Radius to train for (emma, emma-annealing: 108/255, gloro, gloro-trades, local: 36/255)."""
     epsilon_schedule: Growth | None = None
     """How that radius grows: fixed, linear (from 1/100, to the end) or half (from 1/30, to the middle of the run).
-    The losses of gloro and local have linear, those of emma half."""
+    The losses of gloro have linear, those of emma and local half."""
     gamma: float | None = Field(default=None, ge=0)
     """Weight of the radius beside the cross entropy (certificate: 0.1)."""
     alpha: float | None = Field(default=None, ge=0, le=1)

@@ -38,10 +38,10 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, Tenso
     and the weight of TRADES grow with progress. The loss of local constants estimates K for each input.
     """
     settings = config.loss_settings()
-    tracked = config.loss.startswith("gloro") or config.loss == "local"
-    radius_growth = settings.pop("epsilon_schedule", "linear" if tracked else "half")
+    gloro = config.loss.startswith("gloro")
+    radius_growth = settings.pop("epsilon_schedule", "linear" if gloro else "half")
     weight_growth = settings.pop("weight_schedule", "fixed")
-    radius = settings.pop("epsilon", 36 / 255 if tracked else 108 / 255)
+    radius = settings.pop("epsilon", 36 / 255 if gloro or config.loss == "local" else 108 / 255)
     makers: dict[str, Callable[..., nn.Module]] = {
         "offset": losses.OffsetCrossEntropy,
         "multi-margin": losses.MultiMargin,
@@ -70,9 +70,10 @@ def make_loss(config: TrainConfig) -> Callable[[nn.Module, Tensor, Tensor, Tenso
         rows = head.rows().to(logits.device)
         distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         if isinstance(loss, losses.WorstCase):
-            # κ falls from 1 to 0; L(x) and the radius of its balls belong together.
-            loss.kappa = 1 - progress
-            local = local_estimate(backbone, inputs, radius * growth_factor(progress, radius_growth))
+            # κ falls to 0 as the radius grows; L(x) and the radius of its balls belong together.
+            share = growth_factor(progress, radius_growth)
+            loss.kappa = 1 - share
+            local = local_estimate(backbone, inputs, radius * share)
             return loss(logits, labels, distances, local.constants, local.activity)
         return loss(logits, labels, lipschitz_estimate(backbone).to(logits.device) * distances)
 
