@@ -445,6 +445,43 @@ def lipcert(*words):
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+def test_half_precision_is_read_as_the_same_numbers(tmp_path):
+    model = randomized(lc.create_model("sll_nano", **SMALL)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())
+    network, x = lc.freeze(model), example_inputs((1, 8, 8), 12)
+    links, folder = prove(network, (1, 8, 8)), tmp_path / "half"
+    write_certificate(folder, links, network, x, certify(links, x), half=True)
+    stored = load_file(folder / "certificate.safetensors")
+    halves = [name for name, tensor in stored.items() if tensor.dtype == torch.float16 and tensor.ndim > 1]
+    assert len(halves) == 4
+    weight, gamma = halves[0], halves[0].replace("weight", "gamma")
+    assert stored[gamma].dtype == torch.float32  # γ is rounded after the weights are
+    assert lc.verify(folder).ok
+    assert torch.equal(lc.load(folder)(x), network(x))
+    certificate = Certificate.of_folder(folder)
+    report = export(network, tmp_path / "n.safetensors", to="safetensors", input_shape=(1, 8, 8),
+                    certificate=certificate)  # fmt: skip
+    assert report.certificate is certificate
+    assert torch.equal(load_frozen(report.path)(x), network(x))
+    lc.CertifiedModel(folder).save_pretrained(tmp_path / "hub")
+    assert lc.verify(tmp_path / "hub").ok
+    again = load_file(tmp_path / "hub" / "model.safetensors")
+    assert again.keys() == stored.keys()
+    assert all(
+        again[name].dtype == tensor.dtype and torch.equal(again[name], tensor) for name, tensor in stored.items()
+    )
+    for name in (weight, gamma):  # one unit in the last place
+        changed = {**stored, name: torch.nextafter(stored[name], torch.ones_like(stored[name]))}
+        save_file(changed, folder / "certificate.safetensors")
+        with pytest.raises(ValueError, match=f"change in tensor {name}"):
+            lc.load(folder)
+    save_file({**stored, gamma: stored[gamma].half()}, folder / "certificate.safetensors")
+    with pytest.raises(ValueError, match=f"change in tensor {gamma}"):
+        lc.load(folder)
+
+
 def test_a_certificate_of_another_network_is_refused(run, tmp_path):
     folder = copied(run, tmp_path)
     model = lc.load(folder)

@@ -65,11 +65,12 @@ def write_certificate(
     about: str = "",
     stored: str | None = None,
     name: str = NAME,
+    half: bool = False,
 ) -> Path:
     """Write the certificate of a frozen ``network`` into ``folder``; ``images`` are uint8, or float32 as they are.
 
     ``stored`` names a file in the folder that holds exactly these tensors already; by default they are written.
-    ``name`` is what its files are called.
+    ``name`` is what its files are called. ``half`` stores tensors as float16 where that changes no number.
 
     Raises:
         NotCertified: for an operation that the format does not have, or constants that are a user's word.
@@ -81,6 +82,7 @@ def write_certificate(
             f"{tuple(images.shape)}. Pass data.images."
         )
     records = describe(proved)
+    tensors = {name: halved(tensor) for name, tensor in records.tensors.items()} if half else records.tensors
     _require_format(proved)
     probes, answered = _probe(network, images)
     images = images.contiguous().cpu()
@@ -91,7 +93,7 @@ def write_certificate(
         "assumes": list(proved.assumes),
         "input_shape": list(proved.input_shape),
         "weights": stored or f"{name}.safetensors",
-        "tensors": {name: sha256_of(tensor) for name, tensor in records.tensors.items()},
+        "tensors": {name: sha256_of(tensor) for name, tensor in tensors.items()},
         "nodes": records.nodes,
         "lipschitz": proved.backbone.hex(),
         "inputs": {
@@ -113,7 +115,7 @@ def write_certificate(
     folder.mkdir(parents=True, exist_ok=True)
     if stored is None:
         with atomic_file(folder / f"{name}.safetensors") as path:
-            save_file(records.tensors, path)
+            save_file(tensors, path)
     with atomic_file(folder / f"{name}.inputs.safetensors") as path:
         save_file({"images": images}, path)
     target = folder / f"{name}.json"
@@ -200,6 +202,13 @@ def _probe(network: nn.Module, images: Tensor) -> tuple[list[int], list[list[flo
 def as_inputs(images: Tensor) -> Tensor:
     """What the claims are about: float32(byte)/255, or the float32 tensor itself."""
     return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def halved(tensor: Tensor) -> Tensor:
+    """The same numbers as float16; the tensor itself if it is not float32, or if one would change."""
+    if tensor.dtype != torch.float32 or not torch.equal(tensor.half().float(), tensor):
+        return tensor
+    return tensor.half()
 
 
 def sha256_of(tensor: Tensor) -> str:

@@ -1,12 +1,14 @@
-"""``lipcert models``: the named architectures, how many parameters they have, and the fields of one of them."""
+"""``lipcert models``: the named architectures and their fields, and the trained networks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+RADII = ("36/255", "72/255", "108/255", "1")
 LEGEND = """Parameters are for 3×32×32 images and 10 classes; sll_table is for 16 columns.
 Convolutions: number × channels·neurons per pixel. Dense: number × inputs·neurons.
 A name starts with the method, see docs/layers.md and docs/results.md.
@@ -19,10 +21,18 @@ class Models:
 
     pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN]")] = "*"
     """A name or a shell pattern, such as 'sll*'."""
+    pretrained: bool = False
+    """List the trained networks instead, and where they are."""
+    zoo: Path | None = None
+    """Folder of trained networks. None means $LIPCERT_ZOO, the package and its checkout."""
     json: bool = False
     """Print parameters and fields as JSON instead of tables."""
 
     def run(self) -> int:
+        if self.pretrained:
+            return self.list_pretrained()
+        if self.zoo is not None:
+            raise ValueError("--zoo is for --pretrained. Add it, or leave --zoo out.")
         from lipcert.cli.common import emit, make_table
         from lipcert.errors import suggest
         from lipcert.models.build import parameters
@@ -63,4 +73,31 @@ class Models:
             header = ["field", "value", "meaning"]
             tables.append(make_table("Fields for lipcert train --overrides FIELD=VALUE", header, fields, "left"))
         emit(record, self.json, *tables, LEGEND)
+        return 0
+
+    def list_pretrained(self) -> int:
+        import fnmatch
+
+        from lipcert.cli.common import emit, make_table
+        from lipcert.zoo import list_pretrained, places, read_entry
+
+        found = {
+            name: folder
+            for name, folder in list_pretrained(self.zoo).items()
+            if fnmatch.fnmatch(name, self.pattern)
+        }
+        if not found:
+            where = ", ".join(map(str, places(self.zoo)))
+            raise ValueError(f"no trained network matches {self.pattern!r} in {where}. Name a folder with --zoo.")
+        record, rows = {}, []
+        for name, folder in found.items():
+            entry = read_entry(folder)
+            assert entry is not None
+            record[name] = {**entry.model_dump(mode="json"), "folder": str(folder)}
+            shares = [entry.natural, *(entry.certified.get(radius) for radius in RADII)]
+            shown = ["–" if share is None else f"{100 * share:.1f}" for share in shares]
+            rows.append([name, entry.model, f"{entry.parameters / 1e6:.1f} M", *shown])
+        header = ["name", "model", "parameters", "natural", *RADII]
+        table = make_table("Trained networks: certified accuracy within an L2 radius (%)", header, rows)
+        emit(record, self.json, table, "\n".join(f"{name}: {folder}" for name, folder in found.items()))
         return 0

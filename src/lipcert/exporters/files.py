@@ -15,16 +15,17 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lipcert.certified.certificate import FORMAT, sha256_of
+from lipcert.certified.certificate import FORMAT, halved, sha256_of
 from lipcert.certified.network import Network
 from lipcert.certified.op import Shape
 from lipcert.certified.ops import Real
@@ -143,13 +144,27 @@ class Certificate:
             return "number of nodes"
         return None if self.input_shape == records.input_shape else "input shape"
 
+    def stored(self, records: Records) -> Records:
+        """The records of this network with every tensor in the precision that the certificate lists."""
+        tensors = dict(records.tensors)
+        for name, digest in self.content["tensors"].items():
+            same = as_listed(tensors[name], digest)
+            assert same is not None, "differs_from says that it is this network"
+            tensors[name] = same
+        return replace(records, tensors=tensors)
+
 
 def tensors_differ(hashes: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
-    """A tensor that only one side has, or that has other bits; None if all agree."""
+    """A tensor that only one side has, or that holds other numbers; None if all agree."""
     for name in sorted(hashes.keys() | tensors.keys()):
-        if name not in hashes or name not in tensors or sha256_of(tensors[name]) != hashes[name]:
+        if name not in hashes or name not in tensors or as_listed(tensors[name], hashes[name]) is None:
             return f"tensor {name if name.isprintable() and len(name) < 100 else show(name)}"
     return None
+
+
+def as_listed(tensor: Tensor, digest: str) -> Tensor | None:
+    """The tensor in the precision in which it has that hash, perhaps as float16; None if it has another one."""
+    return next((same for same in (tensor, halved(tensor)) if sha256_of(same) == digest), None)
 
 
 def write_network(path: Path, records: Records, certificate: Certificate | None = None) -> None:
@@ -268,8 +283,8 @@ def _read_notes(path: Path) -> dict[str, str]:
         return archive.metadata() or {}
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, all of them float32 or float64."""
+def _read_tensors(path: Path, *, half: bool = False) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, all of them float32 or float64, or also float16."""
     with _archive(path) as archive:
         names = list(archive.keys())
         if len(names) > MOST_TENSORS:
@@ -278,7 +293,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             )
         for name in names:
             dtype = archive.get_slice(name).get_dtype()
-            if dtype not in ("F32", "F64"):
+            if dtype not in ("F32", "F64") and not (half and dtype == "F16"):
                 raise ValueError(
                     f"{path}: tensor {show(name)} must be float32 or float64; got {dtype}. Export it again."
                 )
@@ -299,10 +314,14 @@ def _archive(path: Path) -> Iterator[Any]:
 
 
 def _certified_records(certificate: Certificate, path: Path) -> Records:
-    """The nodes of the certificate with the tensors of the file at ``path``, whose hashes it lists."""
-    tensors = _read_tensors(path)
+    """The nodes of the certificate with the tensors of the file at ``path``, whose hashes it lists.
+
+    Half precision is widened, which is exact.
+    """
+    tensors = _read_tensors(path, half=True)
     if different := tensors_differ(certificate.content["tensors"], tensors):
         raise ValueError(
             f"{path} must hold the tensors of its certificate; got a change in {different}. Export it again."
         )
-    return Records(certificate.content["nodes"], tensors, certificate.input_shape)
+    wide = {name: t.float() if t.dtype == torch.float16 else t for name, t in tensors.items()}
+    return Records(certificate.content["nodes"], wide, certificate.input_shape)

@@ -36,8 +36,31 @@ except ImportError:
         "the hub needs the package huggingface_hub, which is not installed. Run pip install 'lipcert[export]'."
     ) from None
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, ZOO = "model.safetensors", "zoo.json"  # the second is there for networks of the zoo
 RADII = {"36/255": 36 / 255, "72/255": 72 / 255, "108/255": 108 / 255, "0.5": 0.5, "1": 1.0}
+
+ON_THE_HUB = """\
+## Check it
+
+```text
+hf download REPOSITORY --local-dir model
+cd model
+python check.py certificate.json
+```
+
+The checker needs numpy alone and trusts no other file of this folder; take `check.py` from lipcert if you do not
+trust this copy. It proves the constant of every layer, evaluates every listed input and recomputes every radius.
+
+## Use it
+
+```python
+from lipcert import CertifiedModel
+
+model = CertifiedModel.from_pretrained("REPOSITORY")
+logits = model(images)  # (N, {shape}), float32
+```
+
+Loading compares the tensors with the hashes in the certificate and unpickles nothing."""
 
 
 class CertifiedModel(nn.Module, PyTorchModelHubMixin):
@@ -90,9 +113,12 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
         if different := certificate.differs_from(records):
             raise ValueError(f"the network must be the certified one; got another {different}. Load it again.")
         with atomic_file(save_directory / WEIGHTS) as path:
-            write_network(path, records)
+            write_network(path, certificate.stored(records))
         with atomic_file(save_directory / inputs.name) as path:
             shutil.copyfile(inputs, path)
+        if (self.folder / ZOO).is_file():
+            with atomic_file(save_directory / ZOO) as path:
+                shutil.copyfile(self.folder / ZOO, path)
         texts = {
             "check.py": (resources.files("lipcert") / "check.py").read_text(encoding="utf-8"),
             "config.json": json.dumps(self._hub_mixin_config, indent=2) + "\n",
@@ -143,7 +169,7 @@ class CertifiedModel(nn.Module, PyTorchModelHubMixin):
                     force_download=force_download,
                     local_files_only=local_files_only,
                     token=token,
-                    allow_patterns=["*.safetensors", "certificate.json", "config.json"],
+                    allow_patterns=["*.safetensors", "certificate.json", "config.json", ZOO],
                 )
             except HFValidationError:
                 raise ValueError(
@@ -180,14 +206,18 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")
 
 
-def model_card(certificate: Certificate) -> str:
-    """Say what is guaranteed, for which inputs, how to check it, and what is not claimed."""
+def model_card(certificate: Certificate, sections: str = ON_THE_HUB) -> str:
+    """Say what is guaranteed, for which inputs, how to check it, and what is not claimed.
+
+    ``sections`` say how to check and to use it; {shape} in them is the shape of an input.
+    """
     content, inputs = certificate.content, certificate.content["inputs"]
     shape = "×".join(str(size) for size in certificate.input_shape)
     radii = {"any": 0.0, **RADII}
     shares = [f"{100 * certificate.certified_accuracy(radius):.2f}" for radius in radii.values()]
     about = _one_line(inputs["about"]) or "not named"
     task = "pipeline_tag: image-classification\n" if len(certificate.input_shape) == 3 else ""
+    sections = sections.replace("{shape}", ", ".join(str(size) for size in certificate.input_shape))
     values = "bytes divided by 255" if inputs["divide_by"] == 255 else "float32 numbers as they are"
     return f"""---
 library_name: lipcert
@@ -217,27 +247,7 @@ Share of these inputs that have the right class and keep it within more than the
 |{"---:|" * len(radii)}
 | {" | ".join(shares)} |
 
-## Check it
-
-```text
-hf download REPOSITORY --local-dir model
-cd model
-python check.py certificate.json
-```
-
-The checker needs numpy alone and trusts no other file of this folder; take `check.py` from lipcert if you do not
-trust this copy. It proves the constant of every layer, evaluates every listed input and recomputes every radius.
-
-## Use it
-
-```python
-from lipcert import CertifiedModel
-
-model = CertifiedModel.from_pretrained("REPOSITORY")
-logits = model(images)  # (N, {", ".join(str(size) for size in certificate.input_shape)}), float32
-```
-
-Loading compares the tensors with the hashes in the certificate and unpickles nothing.
+{sections}
 
 ## What is not claimed
 

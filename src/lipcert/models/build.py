@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +19,37 @@ from lipcert.models.presets import architecture
 from lipcert.models.spec import Architecture, ModelSpec, OwnNetwork
 
 
-def create_model(name: str, **overrides: Any) -> nn.Module:
+def create_model(
+    name: str, *, pretrained: str | Path | None = None, zoo: str | Path | None = None, **overrides: Any
+) -> nn.Module:
     """The named architecture as a network: logits from images in [0, 1].
 
     Args:
         name: one of ``list_models()``, or ``module:function`` of your own.
+        pretrained: the trained network of that name, such as "digits", frozen and with a certificate;
+            `lipcert models --pretrained` lists them. With a slash it is a folder, or someone/model on the hub.
+        zoo: the folder to find it in; by default $LIPCERT_ZOO, the package and its checkout.
         overrides: fields of the spec, such as num_classes=100, image_shape=(1, 28, 28), dense_layers=3 or
             lipschitz=10; with a function of your own its arguments.
+
+    Raises:
+        ValueError: for a name or fields that there are not, and for a trained network of another architecture.
     """
-    return build_any(architecture(name, **overrides))
+    if pretrained is None:
+        if zoo is not None:
+            raise ValueError("zoo is where a trained network is. Pass pretrained too, or leave it out.")
+        return build_any(architecture(name, **overrides))
+    from lipcert.zoo import load_pretrained
+
+    found = load_pretrained(pretrained, zoo)
+    if overrides:
+        raise ValueError(f"a trained network has its own fields; got {', '.join(overrides)}. Leave them out.")
+    if found.entry is not None and found.entry.model != name:
+        raise ValueError(
+            f"the network {str(pretrained)!r} is {found.entry.model}, got {name!r}. Call "
+            f"create_model({found.entry.model!r}, pretrained={str(pretrained)!r})."
+        )
+    return found.network
 
 
 def build_any(spec: Architecture, builder: Builder | None = None) -> nn.Module:
