@@ -391,12 +391,12 @@ class Orthogonal(Replacing):
         self.method, self.shape = one_of("method", method, METHODS), shape
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
-        rows = columns.matrix()
+        rows, training = columns.matrix(), self.training
         if self.shape is None:
-            weight = orthonormal(rows, self.method)
+            weight = orthonormal(rows, self.method, training=training)
         else:
             weight = low_rank_reflector(rows.mT, *self.shape).mT
-        return dense_columns(weight), squared_norm(weight, self.method).expand(len(weight))
+        return dense_columns(weight), squared_norm(weight, self.method, training=training).expand(len(weight))
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}"

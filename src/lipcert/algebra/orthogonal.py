@@ -17,11 +17,14 @@ Rounding: none is directed; callers enlarge T by ``squared_norm`` of what was co
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.algebra import quick
 from lipcert.algebra.scale import inverse_sqrt, normalize, transformed
 from lipcert.algebra.spectral import modulus, squared_norms_bound
 from lipcert.errors import one_of, positive_int
@@ -33,22 +36,20 @@ METHODS = ("bjorck", "cayley", "cholesky", "exp", "reflector")
 CONTRACTING_ORDERS = (3, 4, 7, 8, 11, 12)
 CONTRACTING_ANGLE = 1.7
 EXP_ORDER, EXP_SQUARINGS = 12, 2  # angles up to 4 × 1.7 > π: every rotation is reached
+LARGEST_ANGLE = 2.0**EXP_SQUARINGS * CONTRACTING_ANGLE
 BJORCK_STEPS = 15
 NEAR = 2.0**-12  # a deviation that a better bound of the norm could not reduce by much
 
 
-def orthonormal(weight: Tensor, method: str) -> Tensor:  # (…, n, m) → (…, n, m)
-    """A matrix of the shape of ``weight`` with orthonormal rows or columns, whichever are fewer."""
+def orthonormal(weight: Tensor, method: str, *, training: bool = False) -> Tensor:  # (…, n, m) → (…, n, m)
+    """A matrix of the shape of ``weight`` with orthonormal rows or columns, whichever are fewer.
+
+    In ``training``, on a CPU, by the maps of ``quick`` where they have one for this weight.
+    """
     method = one_of("method", method, METHODS)
     tall = weight if weight.shape[-2] >= weight.shape[-1] else weight.mH
-    maps = {
-        "bjorck": bjorck,
-        "cayley": cayley,
-        "cholesky": cholesky,
-        "exp": exponential,
-        "reflector": reflector,
-    }
-    result = maps[method](tall)
+    result = QUICK[method](tall) if training and not transformed(weight) and weight.device.type == "cpu" else None
+    result = MAPS[method](tall) if result is None else result
     return result if tall is weight else result.mH
 
 
@@ -58,12 +59,17 @@ def gram_deviation(weight: Tensor) -> Tensor:  # (…, n, m) → ()
     return modulus(gram - _eye(gram, gram.shape[-1])).sum(dim=-1).amax()
 
 
-def squared_norm(weight: Tensor, method: str) -> Tensor:  # (…, n, m) → ()
+def squared_norm(weight: Tensor, method: str, *, training: bool = False) -> Tensor:  # (…, n, m) → ()
     """An upper bound of the largest ‖Q‖² for Q as it was computed: 1 + ‖QᵀQ − I‖_∞.
 
     Björck's steps, and a ridge on a badly conditioned weight, may end far from orthonormal with ‖Q‖ ≤ 1 all the
     same; there a bound of the norm is better. No gradient is taken but for Björck, where T can move with W.
     """
+    if training and not transformed(weight) and weight.device.type == "cpu":
+        near = weight.detach() if weight.shape[-2] >= weight.shape[-1] else weight.detach().mH
+        bound = 1 + quick.deviation(near)
+        if not bool(bound > 1 + NEAR):
+            return bound
     weight = weight if method == "bjorck" else weight.detach()
     bound = 1 + gram_deviation(weight)
     if method in ("bjorck", "cholesky", "reflector") and _perhaps(bound > 1 + NEAR, weight):
@@ -71,14 +77,23 @@ def squared_norm(weight: Tensor, method: str) -> Tensor:  # (…, n, m) → ()
     return bound
 
 
-def cayley(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
-    """[(I + A)⁻¹(I − A); −2V(I + A)⁻¹] with A = U − Uᵀ + VᵀV, for ``tall`` = [U; V]."""
+def cayley(tall: Tensor, *, short: bool = False) -> Tensor:  # (…, m, n), m ≥ n
+    """[(I + A)⁻¹(I − A); −2V(I + A)⁻¹] with A = U − Uᵀ + VᵀV, for ``tall`` = [U; V].
+
+    ``short`` leaves out the product of the first block, which is 2(I + A)⁻¹ − I.
+    """
     tall = _bounded(tall)
     n = tall.shape[-1]
     top, bottom = tall[..., :n, :], tall[..., n:, :]
-    skew = top - top.mH + bottom.mH @ bottom
+    skew = top - top.mH
+    if tall.shape[-2] > n or not short:
+        skew = skew + bottom.mH @ bottom
     eye = _eye(tall, n)
     # The Hermitian part of I + A is at least I: always invertible.
+    if short:
+        inverse = quick.inverse(eye + skew)
+        first = 2 * inverse - eye
+        return torch.cat([first, -2 * bottom @ inverse], dim=-2) if tall.shape[-2] > n else first
     inverse = torch.linalg.solve(eye + skew, eye.expand_as(skew))
     return torch.cat([inverse @ (eye - skew), -2 * bottom @ inverse], dim=-2)
 
@@ -88,11 +103,8 @@ def exponential(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
 
     A is scaled down where its norm exceeds 4 × 1.7, by a proved bound of that norm.
     """
-    m, n = tall.shape[-2:]
-    square = F.pad(_bounded(tall), (0, m - n))
-    skew = square - square.mH
-    halvings = 2.0**EXP_SQUARINGS
-    largest = halvings * CONTRACTING_ANGLE
+    n, skew = tall.shape[-1], _skew(tall)
+    halvings, largest = 2.0**EXP_SQUARINGS, LARGEST_ANGLE
     if _perhaps(squared_norms_bound(skew.detach(), iterations=6).amax() > largest**2, skew):
         norm = squared_norms_bound(skew, iterations=6).amax().clamp_min(1.0).sqrt()
         skew = skew * (largest / norm).clamp_max(1.0)
@@ -101,6 +113,12 @@ def exponential(tall: Tensor) -> Tensor:  # (…, m, n), m ≥ n
     for _ in range(EXP_SQUARINGS):
         result = result @ result
     return result[..., :n]
+
+
+def _skew(tall: Tensor) -> Tensor:  # (…, m, n) → (…, m, m)
+    """A = M − Mᵀ of M = [tall 0]."""
+    square = F.pad(_bounded(tall), (0, tall.shape[-2] - tall.shape[-1]))
+    return square - square.mH
 
 
 def exponential_series(skew: Tensor, order: int) -> Tensor:  # (…, m, m)
@@ -221,6 +239,13 @@ def _bounded(weight: Tensor) -> Tensor:
 
     Any scaling of the parameters gives another orthonormal matrix, so this costs no soundness.
     """
+    ordinary = False
+    if weight.device.type == "cpu" and not transformed(weight):
+        sums = modulus(weight.detach())
+        norm = float(sums.sum(dim=-2).amax() * sums.sum(dim=-1).amax()) ** 0.5
+        ordinary = 2.0**-10 < norm < 63
+    if ordinary:
+        return weight
     unit, scale = _normalized(weight)
     sums = modulus(unit)
     norm = (sums.sum(dim=-2).amax() * sums.sum(dim=-1).amax()).sqrt()
@@ -237,3 +262,24 @@ def _normalized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _eye(like: Tensor, n: int) -> Tensor:
     return torch.eye(n, device=like.device, dtype=like.dtype)
+
+
+def _quick_exponential(tall: Tensor) -> Tensor | None:
+    rotated = quick.rotation(_skew(tall), LARGEST_ANGLE)
+    return None if rotated is None else rotated[..., : tall.shape[-1]]
+
+
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bjorck": bjorck,
+    "cayley": cayley,
+    "cholesky": cholesky,
+    "exp": exponential,
+    "reflector": reflector,
+}
+QUICK: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "bjorck": partial(quick.polar, plain=bjorck),
+    "cayley": partial(cayley, short=True),
+    "cholesky": partial(quick.triangular, plain=cholesky),
+    "exp": _quick_exponential,
+    "reflector": partial(quick.reflectors, plain=cholesky),
+}

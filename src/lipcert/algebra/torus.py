@@ -65,14 +65,15 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:  # (frequencies, n, m), (N, m,
     return torch.fft.irfft2(moved.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size)
 
 
-def block_composition(matrix: Tensor, projections: Tensor, method: str) -> Tensor:
+def block_composition(matrix: Tensor, projections: Tensor, method: str, training: bool = False) -> Tensor:
     """BCOP: (n, m) orthonormalized, composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
 
     ``projections`` is (steps, c, r) with c = max(n, m): P = VVᵀ, V orthonormal from the c × r of a step.
     """
     tall = matrix.shape[0] > matrix.shape[1]
-    kernel = orthonormal(matrix.mT if tall else matrix, method)[:, :, None, None]  # (min, c, 1, 1)
-    for step, basis in enumerate(orthonormal(projections, method)):
+    start = orthonormal(matrix.mT if tall else matrix, method, training=training)
+    kernel = start[:, :, None, None]  # (min, c, 1, 1)
+    for step, basis in enumerate(orthonormal(projections, method, training=training)):
         axis = 2 + step % 2
         first = torch.einsum("nmhw,mk->nkhw", kernel, basis @ basis.mT)  # KP
         blank = torch.zeros_like(kernel.narrow(axis, 0, 1))

@@ -221,8 +221,8 @@ class General(Form):
 
     def contraction(self) -> tuple[Tensor, Tensor]:  # (k, m), (k, n)
         """U₁ and U₂, divided by what their measured deviation from orthonormal may add to the norm."""
-        u = orthonormal(at_least_float32(self.mixing), self.method)
-        u = u * squared_norm(u, self.method).rsqrt()
+        u = orthonormal(at_least_float32(self.mixing), self.method, training=self.training)
+        u = u * squared_norm(u, self.method, training=self.training).rsqrt()
         return u[:, : self.operator.inputs], u[:, self.operator.inputs :]
 
     def compute(self, x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class OnCircle(NonExpansive):
 
     def kernel(self) -> Tensor:
         """Q as a kernel of ``nn.Conv2d`` with circular padding, on images in strides."""
-        return self.operator.kernel(self.weight, self.projections)
+        return self.operator.kernel(self.weight, self.projections, self.training)
 
     @abc.abstractmethod
     def compute(self, x: Tensor) -> Tensor:
@@ -732,7 +732,7 @@ class OrthogonalConv2d(OnCircle):
         self._set_up((inputs, outputs), kernel_size, image_size, method, stride, biases, device, dtype, rank)
 
     def compute(self, x: Tensor) -> Tensor:
-        y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections), x)
+        y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections, self.training), x)
         return y if self.bias is None else y + at_least_float32(self.bias)[:, None, None]
 
 
@@ -771,7 +771,7 @@ class OrthogonalResidualConv2d(OnCircle):
         self._set_up(both, kernel_size, image_size, method, 1, hidden if bias else None, device, dtype)
 
     def compute(self, x: Tensor) -> Tensor:
-        q = self.operator.orthonormal(self.weight, self.projections)
+        q = self.operator.orthonormal(self.weight, self.projections, self.training)
         z = self.operator.apply(q, x)
         ones = torch.ones(self.operator.outputs, device=z.device, dtype=z.dtype)
         bias = scaled_bias(self.bias, ones[0], ones)
@@ -817,8 +817,8 @@ class SandwichLinear(Sandwich):
 
     def kernel(self) -> Tensor:  # (k, k + m)
         """[A B], divided by what its measured deviation from orthonormal may add to the norm."""
-        both = orthonormal(at_least_float32(self.weight), "cayley")
-        return both * squared_norm(both, "cayley").rsqrt()
+        both = orthonormal(at_least_float32(self.weight), "cayley", training=self.training)
+        return both * squared_norm(both, "cayley", training=self.training).rsqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         self.operator.require(x, self)
@@ -875,5 +875,5 @@ class SandwichConv2d(Sandwich, OnCircle):
             start_balanced_(self.weight.zero_()[:, :, high, wide])
 
     def compute(self, x: Tensor) -> Tensor:
-        a, b = self.operator.matrices(self.weight).tensor_split((self.operator.outputs,), dim=2)
+        a, b = self.operator.matrices(self.weight, self.training).tensor_split((self.operator.outputs,), dim=2)
         return self.operator.adjoint(a, self.middle(self.operator.apply(b, x)))

@@ -469,33 +469,34 @@ class Circular:
         channels, steps = max(self.inputs, self.outputs), 2 * (self.kernel_size[0] - 1)
         return (steps, channels, channels // 2) if self.method == "bcop" and channels > 1 and steps else None
 
-    def matrices(self, weight: Tensor) -> Tensor:  # (frequencies, outputs, inputs), complex
+    def matrices(self, weight: Tensor, training: bool = False) -> Tensor:  # (frequencies, outputs, inputs), complex
         """Q at half of the frequencies, of norm at most 1 but for rounding; not for ``bcop``."""
         unit, scale = normalize(weight)  # sums over taps must not overflow; no map tells 2⁴⁰ from more
-        free = symbols(unit * scale.clamp_max(2.0**40), self.torus)
+        method, free = MAPS[self.method], symbols(unit * scale.clamp_max(2.0**40), self.torus)
         if self.rank is None:
-            matrices = orthonormal(free, MAPS[self.method])
+            matrices = orthonormal(free, method, training=training)
         else:
             matrices = low_rank_reflector(free, self.outputs, self.inputs)
-        matrices = matrices * squared_norm(matrices.detach(), MAPS[self.method]).rsqrt()
+        matrices = matrices * squared_norm(matrices.detach(), method, training=training).rsqrt()
         return matrices[..., : self.outputs, : self.inputs]
 
-    def kernel(self, weight: Tensor, projections: Tensor | None) -> Tensor:  # (outputs, inputs, K, K′), both odd
-        """Q as a kernel of ``nn.Conv2d`` with circular padding (K − 1)/2."""
+    def kernel(self, weight: Tensor, projections: Tensor | None, training: bool = False) -> Tensor:
+        """Q as a kernel of ``nn.Conv2d`` with circular padding (K − 1)/2: (outputs, inputs, K, K′), both odd."""
         if self.method != "bcop":
-            return kernel_of(self.matrices(weight), self.torus, self.apart)
+            return kernel_of(self.matrices(weight, training), self.torus, self.apart)
         matrix, method = at_least_float32(weight)[:, :, 0, 0], MAPS["bcop"]
         if projections is None:
-            kernel = orthonormal(matrix, method)[:, :, None, None]
+            kernel = orthonormal(matrix, method, training=training)[:, :, None, None]
         else:
-            kernel = block_composition(matrix, at_least_float32(projections), method)
-        return kernel * squared_norm(symbols(kernel.detach(), self.torus), method).rsqrt()
+            kernel = block_composition(matrix, at_least_float32(projections), method, training)
+        symbol = symbols(kernel.detach(), self.torus)
+        return kernel * squared_norm(symbol, method, training=training).rsqrt()
 
-    def orthonormal(self, weight: Tensor, projections: Tensor | None) -> Tensor:
+    def orthonormal(self, weight: Tensor, projections: Tensor | None, training: bool) -> Tensor:
         """Q by its matrices, or where it has few taps, (outputs, inputs, taps, taps), by those."""
         if self.method == "bcop":
-            return self.kernel(weight, projections)
-        matrices = self.matrices(weight)
+            return self.kernel(weight, projections, training)
+        matrices = self.matrices(weight, training)
         if self.method == "eco":
             return kernel_of(matrices, self.torus)[..., : self.torus[0], : self.torus[1]]
         return matrices
