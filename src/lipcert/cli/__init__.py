@@ -12,6 +12,7 @@ COMMANDS = {  # the class that runs it, as module.name, and what it does
     "certify": ("certify.Certify", "compute radii that hold in float64, with a certificate"),
     "audit": ("audit.Audit", "prove the constant of every layer, or say which has no proof"),
     "check": ("check.Check", "verify a certificate with the independent checker"),
+    "predict": ("predict.Predict", "classify images of your own, with certified radii"),
     "attack": ("attack.Attack", "try to change the answers that are not certified"),
     "report": ("report.Report", "write one page about one run or several"),
     "compare": ("compare.Compare", "compare methods at equal budget"),
