@@ -2,7 +2,7 @@
 
 Claim: no Jacobian that a search finds is above the proved constant, no float32 output outside its bound, and
 what is decided in fractions holds.
-Run: python benchmarks/graphs.py --count 10000 --exact 500   (about 15 minutes on one core)
+Run: python benchmarks/graphs.py --count 10000 --exact 500   (about four minutes of one core)
 """
 
 import json

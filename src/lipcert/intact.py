@@ -76,6 +76,8 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
 
     ``tensors=False`` leaves out its tensors: for a module whose constant its author declares.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NotCertified("the code of TorchScript cannot be followed. Pass the module that was scripted.")
     _require_no_hooks(module)
     _require_own_methods(module)
     if not tensors:
@@ -97,6 +99,7 @@ def require_intact(module: nn.Module, *, tensors: bool = True) -> None:
         module.require_as_built()
 
 
+GENERATED = "GraphModule.__new__.<locals>.GraphModuleImpl"  # each fx.GraphModule has its own class and forward
 # Wrappers that compute what the module inside them computes, by name: their files are slow to import.
 WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
@@ -145,9 +148,9 @@ def _require_own_methods(module: nn.Module) -> None:
                 "computes. Remove it."
             )
     for base in kind.__mro__:
-        if _is_known(base):
+        if _is_known(base) and base.__qualname__ != GENERATED:
             for name, value in vars(base).items():
-                code = value.fget if isinstance(value, property) else value
+                code = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if callable(code) and not _is_known(code):  # torch's compiler replaces some of torch's methods
                     raise NotCertified(
                         f"{base.__qualname__}.{name} was replaced by one of {code.__module__}, which may compute "

@@ -29,6 +29,24 @@ from lipcert.certified.ops import BATCH, Flexible, Function, Size
 from lipcert.errors import NotCertified
 
 KEEP_BATCH = "Keep the batch as axis 0: x.view(x.size(0), -1), x.flatten(1), x.mean(dim=1)."
+NO_QUOTIENT = (
+    "it divides by a value that depends on the input, which has no Lipschitz constant. Divide by a number, or "
+    "multiply by a parameter."
+)
+# What to write instead of calls without a proof.
+INSTEAD = {
+    **dict.fromkeys(("max", "min"), "Write x.amax(dim), x.amin(dim), torch.maximum(x, y) or torch.minimum(x, y)."),
+    **dict.fromkeys(("clamp_min", "clamp_max"), "Write x.clamp(min=a) or x.clamp(max=b)."),
+    **dict.fromkeys(("sort", "argsort", "topk"), "Use lipcert.layers.GroupSort, which sorts."),
+    **dict.fromkeys(("where", "masked_fill"), "Multiply by a stored tensor of zeros and ones."),
+    **dict.fromkeys(("zeros_like", "new_zeros", "ones_like", "new_ones"), "Use F.pad for constants."),
+    **dict.fromkeys(("einsum", "bmm", "baddbmm", "addmm", "mm"), "Use nn.Linear, or x @ W with a stored matrix W."),
+    **dict.fromkeys(
+        ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"),
+        "Convert the input before it is passed to the network.",
+    ),
+    "index_select": "Write x[:, [0, 2]] with plain numbers.",
+}
 
 
 @dataclass(frozen=True)
@@ -204,11 +222,9 @@ def div(make: Maker, x: Any, y: Any, *, rounding_mode: Any = None) -> Any:
     )
     if not isinstance(x, Ref):
         if isinstance(y, Ref):
-            raise NotCertified("it divides by a value that depends on the input, which has no Lipschitz constant.")
+            raise NotCertified(NO_QUOTIENT)
         return _size(operator.truediv, x, y)
-    require(
-        not isinstance(y, Ref), "it divides by a value that depends on the input, which has no Lipschitz constant."
-    )
+    require(not isinstance(y, Ref), NO_QUOTIENT)
     if isinstance(y, Size):
         return make.flexible(_quotient, x, y)
     divisor = number(y)
@@ -244,7 +260,7 @@ def diagonal(make: Maker, x: Ref, constant: Any, *, factors: bool) -> Ref:
     """x times a constant tensor, or plus it, where nothing of x is repeated: a diagonal matrix, or a bias."""
     require(
         isinstance(constant, Tensor) and constant.is_floating_point() and constant.numel() > 0,
-        f"it must be combined with numbers or tensors of them, got {constant!r:.60}.",
+        f"it must be combined with real numbers or tensors of them, got {constant!r:.60}. Store them as floats.",
     )
     sizes = tuple(constant.shape)
     leading = next((place for place, size in enumerate(sizes) if size > 1), len(sizes))
@@ -302,6 +318,10 @@ def _require_constants(*tensors: Any) -> None:
 def _size(function: Callable[..., Any], *operands: Any) -> Any:
     """A number computed from sizes."""
     require(BATCH not in operands, f"a size is computed from the number of examples. {KEEP_BATCH}")
+    require(
+        not any(isinstance(one, Ref) for one in operands),
+        f"{function.__name__} of a value that depends on the input jumps, or its slope grows. Remove it.",
+    )
     known = all(isinstance(one, (int, float, Size)) for one in operands)
     require(known, "a shape is combined with something else than numbers.")
     return Size(function=function, operands=tuple(operands))
@@ -359,7 +379,10 @@ def minimum(make: Maker, x: Any, y: Any) -> Ref:
 
 def clamp(make: Maker, x: Any, min: Any = None, max: Any = None) -> Ref:
     low, high = (None if end is None else number(end) for end in (min, max))
-    require((min is None or low is not None) and (max is None or high is not None), "it clamps by a tensor.")
+    require(
+        (min is None or low is not None) and (max is None or high is not None),
+        "it clamps by a tensor. Use numbers, or torch.maximum and torch.minimum.",
+    )
     if low is not None and high is not None:
         return make.emit(Function("hardtanh", (low, high)), _one(x))
     if high is not None:
@@ -541,7 +564,10 @@ def item(make: Maker, x: Any, index: Any) -> Any:
     whole = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
     require(whole, f"its index begins with {first!r:.60}, which selects examples of the batch. Begin with [:, …].")
     plain = all(one is None or one is Ellipsis or isinstance(one, slice) or _is_place(one) for one in indices)
-    require(plain and not any(map(depends, indices)), "an index must be made of plain numbers.")
+    require(
+        plain and not any(map(depends, indices)),
+        "an index must be made of plain numbers, slices and lists of numbers. Write x[:, [0, 2]].",
+    )
     written = tuple(_written(one) for one in indices)
     x = make.flexible(_taken, _one(x), written)
     if all(isinstance(one, tuple) or one == "…" for one in written):
@@ -865,14 +891,11 @@ def interpolate(
 
 
 def normalize(make: Maker, x: Any, *args: Any, **options: Any) -> Ref:
-    raise NotCertified("a value is divided by its own norm, which has no Lipschitz constant near 0. Remove it.")
+    raise NotCertified("a value is divided by its own norm, whose slope near 0 is unbounded or 1/eps. Remove it.")
 
 
 def layer_norm(make: Maker, x: Any, *args: Any, **options: Any) -> Ref:
-    raise NotCertified(
-        "layer, group and instance normalization have no Lipschitz constant. Use batch normalization or lipcert's "
-        "layers."
-    )
+    raise NotCertified(foreign.NO_NORMALIZATION)
 
 
 FUNCTIONALS: dict[str, Callable[..., nn.Module]] = {

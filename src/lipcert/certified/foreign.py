@@ -113,7 +113,11 @@ def pad_image(multiple: int, shape: Shape) -> Op:
 def pad(mode: str, sides: Sequence[int], value: float, shape: Shape) -> Op:
     """``sides`` as in F.pad: before and after of the last axis first; negative sides crop."""
     indices: list[tuple[int, ...] | None] = [None] * len(shape)
-    require(len(sides) <= 2 * (len(shape) - 1), f"it pads {len(sides) // 2} axes, got inputs of shape {shape}.")
+    axes = len(shape) - (mode != "constant")  # torch copies no channels
+    require(
+        len(sides) <= 2 * axes,
+        f"it pads {len(sides) // 2} axes, and examples of shape {shape} have {axes} that it may pad.",
+    )
     for place in range(len(sides) // 2):
         axis, (before, after) = len(shape) - 1 - place, sides[2 * place : 2 * place + 2]
         size = shape[axis]
@@ -499,6 +503,25 @@ _HARMLESS = (
     "extra_repr",
 )
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+NO_NORMALIZATION = (
+    "it divides by a norm of its input, so its slope is unbounded, or 1/√eps near 0. Use batch normalization, or "
+    "lipcert.layers.LayerCentering, which does not divide."
+)
+_NORMALIZATIONS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_PRODUCTS_OF_VALUES = (nn.Bilinear, nn.GLU, nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoderLayer)
+
+
+def refusal(kind: type) -> str:
+    """Why modules of this type are not proved, and what to do."""
+    if kind in _NORMALIZATIONS:
+        return NO_NORMALIZATION
+    if issubclass(kind, _PRODUCTS_OF_VALUES):
+        return (
+            "it multiplies values that depend on its input, whose slope is unbounded. Replace it by another layer."
+        )
+    return "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
 
 
 def unwrapped(module: nn.Module, *, parametrized: bool) -> nn.Module:

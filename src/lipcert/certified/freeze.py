@@ -306,9 +306,7 @@ class _Graph:
         if isinstance(module, LipschitzLayer):
             return [_assumed(module, module.lipschitz_bound(), "its author's")]
         if _is_step(module):
-            raise NotCertified(
-                "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
-            )
+            raise NotCertified(foreign.refusal(kind))
         self.traced = True
         return trace.Walk(self, name, source).run(*trace.noted(module, _is_step))
 

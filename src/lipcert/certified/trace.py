@@ -12,10 +12,12 @@ random numbers, state and ``self.training`` make two runs differ.
 from __future__ import annotations
 
 import copy
+import itertools
 import linecache
 import math
 import operator
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +35,8 @@ from lipcert.errors import NotCertified
 from lipcert.intact import inner_module, require_intact
 
 ROOT = "model"
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+STANDARD = sysconfig.get_path("stdlib")
 IN_PLACE: dict[Any, Callable[..., Any]] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -43,6 +46,10 @@ IN_PLACE: dict[Any, Callable[..., Any]] = {
 ELSEWHERE = (
     "Write it with operations that docs/porting.md lists, or put it into a module of its own and declare its "
     "constant with lipcert.register_rule."
+)
+CHANGED = (
+    "a parameter or a buffer is changed at every call, so the module is no fixed function. Compute a new tensor "
+    "instead."
 )
 
 
@@ -64,8 +71,10 @@ class Graph(Protocol):
 
 
 def _foreign(filename: str) -> bool:
-    """Whether a file belongs to torch or to this package: its lines tell a user nothing."""
-    return filename.startswith(LIBRARIES) or filename.startswith("<eval_with_key>")
+    """Whether a file belongs to torch, to this package or to Python: its lines tell a user nothing."""
+    installed = "site-packages" in filename or "dist-packages" in filename
+    standard = filename.startswith(STANDARD) and not installed
+    return standard or filename.startswith((*LIBRARIES, "<eval_with_key>", "<frozen"))
 
 
 def _shown(filename: str, number: int) -> str:
@@ -77,6 +86,8 @@ def _shown(filename: str, number: int) -> str:
 def _current_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _foreign(frame.f_code.co_filename):
+        if frame.f_code is _noted.__code__:  # behind it is whoever asked for a proof
+            return ""
         frame = frame.f_back
     return "" if frame is None else _shown(frame.f_code.co_filename, frame.f_lineno)
 
@@ -98,6 +109,12 @@ def _autocast() -> list[bool]:
 
 class _Value(fx.Proxy):
     """A stand-in that notes operations in place as such; fx would note ``x += y`` as ``x = x + y``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or callable(getattr(Tensor, name, None)):
+            return super().__getattr__(name)
+        # fx notes an attribute where it is used, which may be behind the forward method.
+        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("tracer", "node"):
@@ -163,8 +180,8 @@ class _Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         raise NotCertified(
-            "a branch or a loop depends on a value or on a shape, and only one way through it could be proved. "
-            "Compute both ways, or decide when the module is built."
+            "a branch, a loop or an assertion depends on a value or on a shape, and only one way through it could "
+            "be proved. Compute both ways, or decide when the module is built; leave assertions out."
         )
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -185,10 +202,9 @@ class _Root(nn.Module):
         return self.get_submodule(ROOT)(x)
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy on which ``forward`` may run, with the same parameters and buffers, and without wrappers inside."""
-    tensors = [*module.parameters(), *module.buffers()]
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+def _copied(module: nn.Module, *, share: bool) -> nn.Module:
+    """A copy on which ``forward`` may run, without wrappers inside; ``share``: with the same tensors."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in _tensors(module)} if share else {}
     try:
         for part in reversed(list(module.modules())):  # the innermost first
             inner = inner_module(part)
@@ -198,11 +214,17 @@ def _copied(module: nn.Module) -> nn.Module:
     except NotCertified:
         raise
     except Exception as error:
+        for part in module.modules():  # the usual reason: torch.nn.utils.weight_norm, which is a hook
+            require_intact(part, tensors=False)
         raise NotCertified(
             f"its forward method runs on a copy, and the module cannot be copied ({_first_line(error)}). Remove "
             "the attribute that cannot, or build the module anew from its state_dict."
         ) from None
     return copied
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _first_line(error: BaseException) -> str:
@@ -211,34 +233,49 @@ def _first_line(error: BaseException) -> str:
 
 def _noted(module: nn.Module, known: Callable[[nn.Module], bool]) -> tuple[fx.Graph, _Root]:
     root, tracer = _Root(module), _Tracer(known)
+    tensors = set(map(id, _tensors(module)))
     try:
         graph = tracer.trace(root)
     except NotCertified as refusal:
         raise NotCertified(f"{_line_of(refusal)}: {refusal}") from None
     except Exception as error:
+        # fx raises NameError for a module or a parameter that is no member of the network.
+        cure = "Assign it to self in __init__." if isinstance(error, NameError) else ELSEWHERE
         raise NotCertified(
-            f"{_line_of(error)}: its forward cannot be followed without an input ({_first_line(error)}). "
-            f"{ELSEWHERE}"
+            f"{_line_of(error)}: its forward cannot be followed without an input ({_first_line(error)}). {cure}"
         ) from None
+    for tensor in _tensors(module):
+        if id(tensor) not in tensors:
+            line = tensor.node.meta["line"] if isinstance(tensor, fx.Proxy) else "its forward method"
+            raise NotCertified(f"{line}: {CHANGED}")
     return graph, root
 
 
 def noted(module: nn.Module, known: Callable[[nn.Module], bool]) -> tuple[fx.Graph, _Root]:
     """What the forward method of ``module`` does; refused unless it does the same twice and in evaluation mode."""
     before = torch.get_rng_state()
-    graph, root = _noted(_copied(module), known)
-    again, other = _noted(_copied(module).eval(), known)
-    if not torch.equal(torch.get_rng_state(), before):
-        raise NotCertified("its forward draws random numbers, so it is no function of its input. Remove them.")
-    same = str(graph) == str(again) and all(
-        torch.equal(_attribute(root, one), _attribute(other, one)) for one in _attributes(graph)
-    )
-    if not same:
+    graph, root = _noted(_copied(module, share=True), known)
+    again, other = _noted(_copied(module, share=True).eval(), known)
+    drawn = not torch.equal(torch.get_rng_state(), before)
+    both = itertools.zip_longest(graph.nodes, again.nodes)
+    different = [one or two for one, two in both if not _same(one, two, root, other)]
+    line = next((node.meta["line"] for node in different if node.meta.get("line")), "its forward method")
+    if drawn:
+        raise NotCertified(f"{line}: random numbers are drawn, so it is no function of its input. Remove them.")
+    if different:
         raise NotCertified(
-            "its forward does not do the same when it is called again in evaluation mode: it depends on "
+            f"{line}: it does not do the same when it is called again in evaluation mode. It depends on "
             "self.training, on state that it keeps, or on chance. Call .eval() first, and remove the rest."
         )
     return graph, root
+
+
+def _same(one: fx.Node | None, two: fx.Node | None, root: nn.Module, other: nn.Module) -> bool:
+    """Whether two notes of two graphs say the same, also about the tensors that they read."""
+    if one is None or two is None or one.format_node() != two.format_node():
+        return False
+    target = str(one.target)
+    return one.op != "get_attr" or torch.equal(_attribute(root, target), _attribute(other, target))
 
 
 def require_same(module: nn.Module, run: Callable[[Tensor], list[Tensor]], shape: Shape) -> None:
@@ -246,15 +283,14 @@ def require_same(module: nn.Module, run: Callable[[Tensor], list[Tensor]], shape
 
     A forward method can tell a stand-in from a tensor, and then what was noted is not what the module does.
     """
-    tensors = [*module.parameters(), *module.buffers()]
-    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+    dtype = next((tensor.dtype for tensor in _tensors(module) if tensor.is_floating_point()), torch.float32)
     # Half precision is widened, as its numbers are in the graph.
     dtype = dtype if dtype == torch.float64 else torch.float32
-    copied = _copied(module).eval().to("cpu", dtype)
+    copied = _copied(module, share=False).eval().to("cpu", dtype)
     generator = torch.Generator().manual_seed(0)
     for count in (2, 1):
         x = torch.randn(count, *shape, generator=generator, dtype=dtype)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.set_grad_enabled(count == 1), torch.random.fork_rng(devices=[]):
             try:
                 given = copied(x.clone())
             except Exception as error:
@@ -263,23 +299,19 @@ def require_same(module: nn.Module, run: Callable[[Tensor], list[Tensor]], shape
                     f"could be followed ({_first_line(error)}). Correct its forward."
                 ) from None
             values = [x, *run(x)]
-        if not (isinstance(given, Tensor) and given.shape == values[-1].shape and _near(given, values)):
+        if not (isinstance(given, Tensor) and given.shape == values[-1].shape and near(given.detach(), values)):
             raise NotCertified(
                 "the network computes something else on examples than its forward did when it was followed with a "
-                "stand-in. Remove branches on the type of the input (isinstance(x, torch.Tensor)) and what changes "
-                "from call to call."
+                "stand-in. Remove branches on the type of the input (isinstance(x, torch.Tensor)) or the mode of "
+                "torch, and what changes from call to call."
             )
 
 
-def _near(given: Tensor, values: list[Tensor]) -> bool:
+def near(given: Tensor, values: list[Tensor]) -> bool:
     """Whether two outputs differ by rounding: of float32 numbers as large as the largest on the way."""
     largest = max(float(value.abs().max()) for value in values if value.numel())
     room = 2.0**-12 * largest if math.isfinite(largest) else 0.0
     return torch.allclose(given.double(), values[-1].double(), rtol=0.0, atol=room, equal_nan=True)
-
-
-def _attributes(graph: fx.Graph) -> list[str]:
-    return [str(node.target) for node in graph.nodes if node.op == "get_attr"]
 
 
 def _attribute(root: nn.Module, target: str) -> Tensor:
@@ -312,9 +344,9 @@ class Walk:
         output = next(node for node in noted.nodes if node.op == "output")
         (wanted,) = output.args
         if not isinstance(wanted, fx.Node):
+            kind = type(wanted).__name__.removeprefix("immutable_")
             raise NotCertified(
-                f"its forward must return one tensor, and it returns a {type(wanted).__name__}. Return "
-                "the logits alone."
+                f"its forward must return one tensor, and it returns a {kind}. Return the logits alone."
             )
         needed = {wanted}
         for node in reversed(noted.nodes):
@@ -389,10 +421,7 @@ class Walk:
                     "the underscore, inplace=True or +=."
                 )
             if any(read.op == "get_attr" for read in touched):
-                raise NotCertified(
-                    f"{self.line}: a parameter or a buffer is changed at every call, so the module is no fixed "
-                    "function. Compute a new tensor instead."
-                )
+                raise NotCertified(f"{self.line}: {CHANGED}")
             self.stale |= dict.fromkeys(touched, self.line)
         for other in group:
             self.memory[other] = self.memory.get(other, frozenset((other,))) | group
@@ -420,6 +449,8 @@ class Walk:
             return _attribute(root, str(node.target)).detach()
         args = fx.node.map_arg(node.args, values.__getitem__)
         options = dict(fx.node.map_arg(node.kwargs, values.__getitem__))
+        if not args and "input" in options:
+            args = (options.pop("input"),)
         if node.op == "call_module":
             return self._module(
                 str(node.target).removeprefix(f"{ROOT}."), root.get_submodule(str(node.target)), args, options
@@ -431,9 +462,10 @@ class Walk:
         call = self._require_known(node)
         try:
             return call(calls.Maker(self._emit, self.graph.convert, node.name), *args, **options)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
+            name = getattr(node.target, "__name__", node.target)
             raise NotCertified(
-                f"this way of calling {node.target} is not known here ({_first_line(error)})."
+                f"this way of calling {name} is not known here ({_first_line(error)}). {ELSEWHERE}"
             ) from None
 
     def _require_known(self, node: fx.Node) -> Callable[..., Any]:
@@ -442,7 +474,7 @@ class Walk:
         call = calls.find(target) if node.op in ("call_function", "call_method") else calls.same
         if call is None:
             name = target if isinstance(target, str) else getattr(target, "__name__", repr(target))
-            raise NotCertified(f"{name} has no proof here. {ELSEWHERE}")
+            raise NotCertified(f"{name} has no proof here. {calls.INSTEAD.get(name, ELSEWHERE)}")
         if "out" in node.kwargs:
             raise NotCertified("the result is written into another tensor (out=). Compute a new one.")
         return call
