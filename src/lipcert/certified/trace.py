@@ -244,7 +244,8 @@ def _noted(module: nn.Module, known: Callable[[nn.Module], bool]) -> tuple[fx.Gr
         raise NotCertified(
             f"{_line_of(error)}: its forward cannot be followed without an input ({_first_line(error)}). {cure}"
         ) from None
-    for tensor in _tensors(module):
+    now: list[Any] = [*_tensors(module)]
+    for tensor in now:
         if id(tensor) not in tensors:
             line = tensor.node.meta["line"] if isinstance(tensor, fx.Proxy) else "its forward method"
             raise NotCertified(f"{line}: {CHANGED}")
