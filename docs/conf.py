@@ -70,6 +70,12 @@ def tidy(markup: str) -> str:
     above the hat. The converter sets the index of a hat below the letter.
     """
     markup = re.sub(r"<mo[^>]*>([|‖/])</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', markup)
+    markup = re.sub(r"<mn>(\d),(\d)</mn>", r"<mn>\1</mn><mo>,</mo><mn>\2</mn>", markup)  # a pair, not a number
+    # A thin space around the name of a function, none before a bracket.
+    name, space = r"<mi[^>]*>[a-z]{2,}</mi>\s*<mo>&ApplyFunction;</mo>", '<mspace width="0.1667em"></mspace>'
+    markup = re.sub(rf"({name})(?!\s*<mo[^>]*>[(‖|])", rf"\1{space}", markup)
+    markup = re.sub(rf"(</m(?:i|n|sub|sup)>\s*)({name})", rf"\1{space}\2", markup)
+    markup = re.sub(r"<mo>(max|min)</mo>(?=\s*<mo[^>]*>\()", r'<mo rspace="0">\1</mo>', markup)
     letter, index = r"(<mi[^>]*>[^<]*</mi>)", r"(<m(?:i|n)>[^<]*</m(?:i|n)>|<mrow>(?:(?!<mrow>|</mrow>).)*</mrow>)"
     under = rf"<munderover>\s*{letter}\s*{index}\s*(<mo[^>]*>[\^ˆ]</mo>)\s*</munderover>"
     markup = re.sub(under, r"<msub><mover>\1\3</mover>\2</msub>", markup, flags=re.DOTALL)
