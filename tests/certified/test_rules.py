@@ -20,7 +20,7 @@ from torch import nn
 import lipcert as lc
 from full import full
 from lipcert.certified.foreign import FOREIGN
-from lipcert.certified.freeze import as_network, prove
+from lipcert.certified.freeze import prove
 from lipcert.certified.functions import FUNCTIONS
 from lipcert.certified.ops import Function
 from lipcert.exporters.export import export
@@ -259,6 +259,9 @@ CASES |= {
 del axes, shape, size, kind, name  # names of the loops above
 
 
+AFFINE = tuple(getattr(nn, f"{kind}{axes}d") for kind in ("Conv", "ConvTranspose", "AvgPool") for axes in (1, 2, 3))
+
+
 def table(chosen=CASES):
     return [pytest.param(name, id=name) for name in chosen]
 
@@ -364,7 +367,7 @@ def test_an_op_leaves_its_input_reads_any_layout_and_has_the_same_gradient(name)
 def test_convolutions_run_fast_and_by_plain_sums_alike(name, block):
     """With 1, 2 and 3 axes, whether or not there is a proof: both ways of an op are the module."""
     module, shape = made(name)
-    x, (op,) = points(shape), as_network(module)
+    x, (op,) = points(shape), lc.freeze(module)
     expected = run(wide(module), x)
     for found in (op(x), op.evaluate(x, block), op.at(shape).clone().evaluate(x, block)):
         assert op.output_shape(shape) == found.shape[1:] == expected.shape[1:]
@@ -382,11 +385,13 @@ def test_no_jacobian_and_no_two_points_exceed_the_constant(name):
     proved = prove(module, shape)
     upper, double, x = proved.lipschitz, wide(module), points(shape)
     assert math.isfinite(upper)
-    found = max(jacobian_norm(double, one) for one in x)
+    # What is affine has the same Jacobian everywhere, and a convolution in space has a large one.
+    places = full(len(x), 1) if isinstance(module, AFFINE) else len(x)
+    found = max(jacobian_norm(double, one) for one in x[:places])
     if name == "hardsigmoid":
         found *= 1 - 2.0**-24  # torch differentiates it with 1/6 in float32
     starts = [torch.zeros(shape), torch.full(shape, 0.5), torch.full(shape, -1.0)]
-    for start in starts:  # one entry rises or falls: every window and every copy follows
+    for start in starts[:places]:  # one entry rises or falls: every window and every copy follows
         start = start.double()
         steps = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
         for step in (1.0, -1.0, 1e-3):
