@@ -110,11 +110,6 @@ def freeze(model: nn.Module, input_shape: Shape | None = None) -> Network:
         return frozen.to(device)
 
 
-def as_network(model: nn.Module, *, parametrized: bool = False) -> Network:
-    """The ops of a frozen, foreign or training network, with its numbers as they are."""
-    return _followed(model, parametrized).network()
-
-
 def _followed(model: nn.Module, parametrized: bool) -> _Graph:
     require_module(model)
     graph = _Graph(parametrized)

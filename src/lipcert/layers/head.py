@@ -21,14 +21,8 @@ from lipcert.layers.operators import Dense
 from lipcert.layers.shape import TakeChannels
 
 
-class NormalizedHead(LipschitzLayer):
-    """logits_i = w_iᵀx/‖w_i‖ + b_i. A row w_i = 0 gives the constant logit b_i.
-
-    ``lipschitz_bound()`` is the constant to all logits at once; for radii use ``pairwise_bound()``.
-
-    Shape:
-        (*, in_features) → (*, num_classes).
-    """
+class _Head(LipschitzLayer):
+    """logits_i = v_iᵀx + b_i with the rows v_i of a weight."""
 
     def __init__(
         self,
@@ -52,6 +46,31 @@ class NormalizedHead(LipschitzLayer):
             nn.init.zeros_(self.bias)
 
     def rows(self) -> Tensor:  # (num_classes, in_features)
+        """The rows v_i, in float32 or better."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        Dense(self.in_features, self.num_classes).require(x, self)
+        weight = self.rows()
+        wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
+        bias = None if self.bias is None else self.bias.to(weight.dtype)
+        logits = F.linear(wide, weight, bias)
+        return logits if wide is x else logits.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
+
+
+class NormalizedHead(_Head):
+    """logits_i = w_iᵀx/‖w_i‖ + b_i. A row w_i = 0 gives the constant logit b_i.
+
+    ``lipschitz_bound()`` is the constant to all logits at once; for radii use ``pairwise_bound()``.
+
+    Shape:
+        (*, in_features) → (*, num_classes).
+    """
+
+    def rows(self) -> Tensor:  # (num_classes, in_features)
         """The rows w_i/‖w_i‖."""
         with no_autocast(self.weight):
             return self._unit_rows(at_least_float32(self.weight))
@@ -68,14 +87,6 @@ class NormalizedHead(LipschitzLayer):
         unit = torch.where(alive, weight, 0.0) / torch.where(alive, largest, 1.0)
         norm = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
         return unit / torch.where(alive, norm, 1.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        Dense(self.in_features, self.num_classes).require(x, self)
-        weight = self.rows()
-        wide = x if self.weight.dtype in (torch.float32, torch.float64) else at_least_float32(x)
-        bias = None if self.bias is None else self.bias.to(weight.dtype)
-        logits = F.linear(wide, weight, bias)
-        return logits if wide is x else logits.to(x.dtype)
 
     def proved_constant(self) -> float:
         """Of the map to all logits at once, ‖Ŵ‖ ≤ √num_classes; for radii use ``pairwise_bound``."""
@@ -97,11 +108,8 @@ class NormalizedHead(LipschitzLayer):
         """1 + c·eps, c = 4(in_features + num_classes + 8): norms of unit rows in float64, and room to spare."""
         return 1.0 + 4 * (self.in_features + self.num_classes + 8) * torch.finfo(torch.float64).eps
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
 
-
-class LinearHead(LipschitzLayer):
+class LinearHead(_Head):
     """logits_i = w_iᵀx + b_i with rows of any norm: GloRo's last layer.
 
     It also lets a 1-Lipschitz network learn the scale of its logits. The scale changes the loss and no radius.
@@ -111,36 +119,8 @@ class LinearHead(LipschitzLayer):
         (*, in_features) → (*, num_classes).
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.in_features = positive_int("in_features", in_features)
-        self.num_classes = positive_int("num_classes", num_classes)
-        self.weight = nn.Parameter(torch.empty(num_classes, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(num_classes, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.xavier_normal_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
     def rows(self) -> Tensor:  # (num_classes, in_features)
         return at_least_float32(self.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        Dense(self.in_features, self.num_classes).require(x, self)
-        if self.weight.dtype in (torch.float32, torch.float64):
-            return F.linear(x, self.weight, self.bias)
-        bias = None if self.bias is None else at_least_float32(self.bias)
-        return F.linear(at_least_float32(x), self.rows(), bias).to(x.dtype)
 
     def proved_constant(self) -> float:
         """The verified norm of the map to all logits at once; for radii use ``pairwise_bound``."""
@@ -159,9 +139,6 @@ class LinearHead(LipschitzLayer):
         up = 1 + 4 * (self.in_features + 8) * torch.finfo(torch.float64).eps
         lost = math.sqrt(self.in_features) * 2.0**-510
         return (distances * up + lost) * (1 - torch.eye(self.num_classes, device=rows.device, dtype=torch.float64))
-
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.num_classes}, bias={self.bias is not None}"
 
 
 class FirstLogits(TakeChannels):

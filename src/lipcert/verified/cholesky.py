@@ -82,14 +82,6 @@ def smallest_eigenvalue_down(matrix: npt.ArrayLike) -> float:  # (p, p)
         return float(np.nextafter(value, -np.inf)) if lossy else value
 
 
-def psd_proved(matrix: npt.ArrayLike) -> bool:  # (p, p)
-    """True only if the symmetric matrix with exactly these entries is proved positive semidefinite.
-
-    False decides nothing: a singular matrix is never proved, its smallest eigenvalue being within rounding of 0.
-    """
-    return smallest_eigenvalue_down(matrix) >= 0
-
-
 @np.errstate(all="ignore")
 def _smallest_of_unit(matrix: Matrix) -> float:
     """λmin of M + D, for entries of modulus at most 2 and |D_ij| ≤ 2·ETA, rounded down."""

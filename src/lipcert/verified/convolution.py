@@ -124,24 +124,6 @@ def conv_rho_weighted(
     return ldexp_up(_by_row_sums(polyphase(parts.rows, stride, dilation, groups)), 2 * parts.exponent)
 
 
-def conv_rho_grid(
-    kernel: npt.ArrayLike,
-    gamma: npt.ArrayLike,
-    *,
-    stride: Sizes = 1,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    oversampling: int | None = None,
-) -> float:
-    """ρ ≤ the maximum on a grid of frequencies over its cosine factors; ``oversampling`` is points per degree."""
-    if oversampling is not None and oversampling < 2:
-        raise ValueError(f"oversampling must be at least 2; got {oversampling}. The factor would be useless.")
-    parts = scaled_rows(_kernel(kernel), gamma)
-    if parts is None:
-        return math.inf
-    return ldexp_up(symbol_bound(polyphase(parts.rows, stride, dilation, groups), oversampling), 2 * parts.exponent)
-
-
 def conv_rho_bound(
     kernel: npt.ArrayLike,
     gamma: npt.ArrayLike,
@@ -199,14 +181,6 @@ def conv_row_sums(
     return RowSums(
         *(np.concatenate(parts) for parts in zip(*((s.values, s.powers, s.computed) for s in sums), strict=True))
     )
-
-
-def conv_row_sums_up(
-    kernel: npt.ArrayLike, q: npt.ArrayLike, *, stride: Sizes = 1, dilation: Sizes = 1, groups: int = 1
-) -> Array:  # (n, c/groups, *taps), (n,) → (n,)
-    """T_i ≥ Σ_j Σ_d |C_ij[d]| q_j/q_i, exactly, for a residual layer; q as in ``dense.row_sums_up``."""
-    everything = np.ones(len(np.asarray(kernel)), bool)
-    return conv_row_sums(kernel, q, everything, stride=stride, dilation=dilation, groups=groups).total()
 
 
 def conv_kappa(

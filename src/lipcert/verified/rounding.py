@@ -81,11 +81,6 @@ def float32_down(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
         return np.where(near.astype(np.float64) > exact, np.nextafter(near, np.float32(-np.inf)), near)
 
 
-def float32_up(x: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """The smallest float32 numbers that are at least x: towards +∞. NaN stays NaN."""
-    return -float32_down(-np.asarray(x, np.float64))
-
-
 def exponents(magnitudes: Array) -> npt.NDArray[np.int64]:
     """e with 2^(e−1) ≤ x < 2^e for each x > 0, and 0 for x = 0."""
     return np.frexp(magnitudes)[1].astype(np.int64)
