@@ -222,6 +222,12 @@ def _entries() -> Iterator[tuple[str, Entry]]:
             n, m, 3, image_size=4, method="reflector", rank=r, stride=s
         )
         yield f"orthogonal-conv-reflector-rank{rank}-{m}x{n}-s{stride}", Entry(make, (n, 4, 4))
+    for n, m in ((4, 6), (6, 4), (5, 5)):
+        make = lambda n=n, m=m: lc.OrthogonalLinear(n, m, method="stored")  # noqa: E731
+        yield f"orthogonal-stored-{m}x{n}", Entry(make, (n,))
+    yield "partial-abs", Entry(lambda: lc.layers.PartialAbs(5), (5, 2))
+    yield "shift", Entry(lambda: lc.layers.Shift((2, 3), 1 / 4), (9, 2, 3))
+    yield "positional-bias", Entry(lambda: lc.layers.PositionalBias((2, 3)), (4, 2, 3))
 
 
 LAYERS = dict(_entries())

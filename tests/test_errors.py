@@ -33,6 +33,9 @@ SIZES = [
     lambda v: lc.NormalizedHead(3, v),
     lambda v: lc.layers.ScaledAvgPool2d(v),
     lambda v: lc.layers.L2Pool2d(v),
+    lambda v: lc.layers.Shift(v),
+    lambda v: lc.layers.PositionalBias(v),
+    lambda v: lc.layers.PartialAbs(v),
     lambda v: lc.layers.SpaceToDepth(v),
     lambda v: lc.layers.PadChannels(v),
     lambda v: lc.layers.GroupSort(v),
@@ -54,6 +57,9 @@ def test_sizes_must_be_positive_integers(make, value):
 REFUSED = [  # (call, exception, what the message must say)
     (lambda: lc.ResidualLinear(3, 2, bound="svd"), ValueError, r"bound must be one of \['aol'.*got 'svd'"),
     (lambda: lc.ResidualLinear(3, 2, bound=7), ValueError, r"bound must be one of .*got 7"),
+    (lambda: lc.layers.Shift(4, 0.3), ValueError, r"share must lie above 0 and be at most 1/4; got 0.3. Use 1/16"),
+    (lambda: lc.layers.PartialAbs(4, 0), ValueError, r"share must lie above 0 and be at most 1; got 0. Use 0.5"),
+    (lambda: lc.OrthogonalLinear(4, 4, rank=4, method="reflector"), ValueError, r"larger width, 4; got 4.*−I"),
     (
         lambda: lc.ResidualLinear(3, 2, bound=lc.bounds.SLL(3)),
         ValueError,
@@ -198,6 +204,10 @@ FORWARD = [
     ),
     (lambda: lc.layers.ScaledAvgPool2d(3), (1, 1, 8, 9), ValueError, r"divisible by \(3, 3\); got \(1, 1, 8, 9\)"),
     (lambda: lc.layers.L2Pool2d(3), (1, 1, 9, 8), ValueError, r"L2Pool2d expects .*divisible"),
+    (lambda: lc.layers.Shift((3, 4)), (1, 4, 4, 3), ValueError, r"Shift expects \(N, C, 3, 4\).*image_size"),
+    (lambda: lc.layers.Shift((3, 4)), (1, 3, 3, 4), ValueError, r"at least 4 channels; got \(1, 3, 3, 4\)"),
+    (lambda: lc.layers.PositionalBias((3, 4)), (1, 4, 4, 3), ValueError, r"expects \(N, C, 3, 4\); got"),
+    (lambda: lc.layers.PartialAbs(4), (1, 5), ValueError, r"expects \(N, 4, …\); got \(1, 5\)"),
     (lambda: lc.layers.SpaceToDepth(2), (1, 1, 3, 4), ValueError, r"SpaceToDepth expects .*divisible.*block"),
     (
         lambda: lc.layers.PadChannels(2),

@@ -260,3 +260,31 @@ def test_outputs_without_a_last_linear_map_have_the_constant_of_the_whole():
     report = lc.audit(lc.freeze(nn.Sequential(lc.AffineLinear(4, 3), nn.ReLU())), (4,))
     assert report.outputs.tolist() == [report.lipschitz] * 3
     assert lc.audit(nn.Sequential(lc.AffineConv2d(1, 1, 3)), (1, 4, 4)).outputs is None
+
+
+def test_a_shift_moves_four_groups_by_one_pixel_each():
+    x = torch.arange(2 * 9 * 2 * 3.0).view(2, 9, 2, 3)
+    y = lc.layers.Shift((2, 3), 0.25)(x)
+    up, down, left, right, still = y.split([2, 2, 2, 2, 1], dim=1)
+    assert torch.equal(up[:, :, 0], x[:, 0:2, 1])
+    assert torch.equal(down[:, :, 1], x[:, 2:4, 0])
+    assert torch.equal(left[..., 0], x[:, 4:6, :, 1])
+    assert torch.equal(left[..., 2], x[:, 4:6, :, 0])  # around the image
+    assert torch.equal(right[..., 2], x[:, 6:8, :, 1])
+    assert torch.equal(still, x[:, 8:])
+    assert torch.equal(y.flatten().sort().values, x.flatten())
+    assert torch.equal(lc.layers.Shift((2, 3), 0.25)(x[0]), y[0])
+
+
+def test_half_of_the_channels_have_a_modulus():
+    x = torch.tensor([[-1.0, -2.0, -3.0, 4.0, -5.0]])
+    assert torch.equal(lc.layers.PartialAbs(5)(x), torch.tensor([[1.0, 2.0, -3.0, 4.0, -5.0]]))
+    assert torch.equal(lc.layers.PartialAbs(5, 1.0)(x), x.abs())
+
+
+@pytest.mark.parametrize("layer", [lc.layers.Shift((4, 6), 0.2), lc.layers.PositionalBias((4, 6))])
+def test_frozen_shifts_and_positions_refuse_other_images(layer):
+    frozen = lc.freeze(layer)
+    for shape in ((5, 6, 4), (5, 24), (10, 2, 6)):
+        with pytest.raises(lc.NotCertified, match=r"shape \(C, 4, 6\)"):
+            lc.audit(frozen, shape)

@@ -44,6 +44,7 @@ PUBLISHED = {  # name: (parameters here, millions as printed, rounded or cut), a
     "gloro_6c2f": (2_250_378, None),
     "gloro_8c2f": (6_177_992, None),
     "liresnet_12x512": (82_927_626, 83),
+    "lipnext_32x1024": (67_160_074, 64),
 }
 
 
@@ -51,7 +52,7 @@ PUBLISHED = {  # name: (parameters here, millions as printed, rounded or cut), a
 def test_published_networks_have_their_parameters(name):
     expected, millions = PUBLISHED[name]
     assert parameters(name) == expected
-    assert millions in (None, expected // 10**6, round(expected / 1e6))
+    assert millions in (None, expected // 10**6, round(expected / 1e6), expected // 2**20)
 
 
 def test_the_page_of_published_networks_has_these_numbers():
@@ -139,6 +140,23 @@ def test_layouts_whose_norms_are_tracked_are_proved(fields):
     assert 1.1 < estimate <= bound  # they have grown: nothing is divided
 
 
+def test_lipnext_moves_what_it_has_and_ends_in_the_norm_of_each_channel():
+    torch.manual_seed(0)
+    spec = {"method": "lipnext", "layout": "lipnext", "stem": 2, "conv_layers": 2, "pool": 1, "dense_layers": 0}
+    model = build(ModelSpec(**spec, channels=17, num_classes=3, image_shape=(1, 7, 9)))
+    for name, parameter in model.named_parameters():
+        nn.init.normal_(parameter, std=0.1 if name.endswith("bias") else 0.3)
+    x = torch.rand(8, 1, 7, 9)
+    assert (model[0](x) >= 0).all()
+    assert model[0](x).shape == (8, 17)
+    frozen = lc.freeze(model)
+    assert torch.allclose(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+    report = lc.audit(frozen, (1, 7, 9))
+    assert report.ok
+    assert report.backbone <= 1 + 1e-7  # matrices are divided as dense ones, and proved as convolutions
+    assert lc.lipschitz_bound(model[0]) == 1.0
+
+
 def test_the_printed_table_is_another_architecture():
     """FIELD's trap: the printed L and XL do not have the parameters that Table 1 counts."""
     assert parameters("sll_table3_small") == parameters("sll_small")
@@ -202,11 +220,23 @@ def test_dividing_by_std_costs_radius():
         ({"image_shape": (3, 0, 32)}, "all positive"),
         ({"layout": "kw_large"}, r"layout kw_large has .*\(1, 1, 4, 2\); got \(2, 1, 4, 3\)"),
         ({"layout": "c2f"}, r"layout c2f has .*\(1, 1, 4, 3\); got \(2, 1, 4, 3\)"),
-        ({"layout": "c2f", "stem": 1, "method": "sn"}, "layout c2f is that of gloro and local; got sn"),
+        (
+            {"layout": "c2f", "stem": 1, "method": "sn"},
+            "layout c2f is that of gloro and local and local_maxmin; got sn",
+        ),
         (
             {"layout": "c2f", "stem": 1, "method": "gloro"},
             "groups of three convolutions, the last maybe of two; got 4",
         ),
+        (
+            {"layout": "lipnext", "method": "sn", "pool": 1, "dense_layers": 0},
+            "layout lipnext is that of lipnext; got sn",
+        ),
+        (
+            {"layout": "patches", "method": "lipnext", "pool": 1},
+            "lipnext has the layouts flat and lipnext; got patches",
+        ),
+        ({"layout": "lipnext", "method": "lipnext"}, r"layout lipnext has .*\(2, 1, 4, 0\); got \(2, 1, 4, 3\)"),
         ({"layout": "patches"}, "changes its width, which a residual cannot; got sll"),
     ],
 )

@@ -26,7 +26,15 @@ from torch import Tensor, nn
 
 from lipcert.algebra.gram import Columns, dense_columns
 from lipcert.algebra.optimal import OptimalSolution, optimal_gamma
-from lipcert.algebra.orthogonal import METHODS, cholesky, low_rank_reflector, orthonormal, squared_norm
+from lipcert.algebra.orthogonal import (
+    METHODS,
+    STORED,
+    cholesky,
+    low_rank_reflector,
+    orthonormal,
+    squared_norm,
+    stored,
+)
 from lipcert.algebra.product import absolute_product, estimated_product
 from lipcert.algebra.scale import alive, at_least_float32, normalize, transformed
 from lipcert.algebra.spectral import iterate_of, power_row_sums, squared_norm_bound, squared_norm_estimate
@@ -383,16 +391,19 @@ class Orthogonal(Replacing):
 
     T carries the measured deviation (``orthogonal.squared_norm``), so that an inexact inverse or a series
     cut short never counts as exactly orthogonal. With a ``shape`` (outputs, inputs) of Q the weight is the V of one
-    block reflector, which has few columns; for affine layers.
+    block reflector, which has few columns; for affine layers. The method ``stored`` takes W as it is: training
+    keeps it orthonormal, and T makes the layer 1-Lipschitz wherever it is not.
     """
 
     def __init__(self, method: str = "cayley", *, shape: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.method, self.shape = one_of("method", method, METHODS), shape
+        self.method, self.shape = one_of("method", method, (*METHODS, STORED)), shape
 
     def forward(self, columns: Columns) -> tuple[Columns, Tensor]:
         rows, training = columns.matrix(), self.training
-        if self.shape is None:
+        if self.method == STORED:
+            weight = stored(rows)
+        elif self.shape is None:
             weight = orthonormal(rows, self.method, training=training)
         else:
             weight = low_rank_reflector(rows.mT, *self.shape).mT

@@ -30,6 +30,7 @@ from lipcert.algebra.spectral import modulus, squared_norms_bound
 from lipcert.errors import one_of, positive_int
 
 METHODS = ("bjorck", "cayley", "cholesky", "exp", "reflector")
+STORED = "stored"  # Q is the weight itself, which the optimizer keeps orthonormal: see lipcert.training.optimizers
 
 # Highest powers at which the cut exponential series of a skew matrix of norm ≤ 1.7 has norm ≤ 1: the
 # first term left out must point inwards. Orders 5, 6, 9, 10 leave the unit ball for small angles already.
@@ -72,9 +73,14 @@ def squared_norm(weight: Tensor, method: str, *, training: bool = False) -> Tens
             return bound
     weight = weight if method == "bjorck" else weight.detach()
     bound = 1 + gram_deviation(weight)
-    if method in ("bjorck", "cholesky", "reflector") and _perhaps(bound > 1 + NEAR, weight):
+    if method in ("bjorck", "cholesky", "reflector", STORED) and _perhaps(bound > 1 + NEAR, weight):
         bound = torch.minimum(bound, squared_norms_bound(weight, iterations=6).amax().clamp_min(1.0))
     return bound
+
+
+def stored(weight: Tensor) -> Tensor:
+    """The weight itself, scaled down where it is so large that its Gram matrix might leave float32."""
+    return _bounded(weight)
 
 
 def cayley(tall: Tensor, *, short: bool = False) -> Tensor:  # (…, m, n), m ≥ n

@@ -50,6 +50,7 @@ from lipcert.layers import activation, forms, head, linf, shape, tracked
 from lipcert.layers.contract import LipschitzLayer, require_finite, require_stated
 from lipcert.layers.operators import Conv, ConvTranspose
 from lipcert.layers.parametrize import is_dropped_in
+from lipcert.layers.shape import group_size
 from lipcert.verified import convolution
 from lipcert.verified.rounding import float32_down
 
@@ -877,6 +878,62 @@ def _repeated(factors: tuple[int, int], image: Shape) -> Op:
     return ops.Select((None, *indices))
 
 
+def _arranged(
+    tail: Shape, split: tuple[int, ...], order: tuple[int, ...], out: tuple[int, ...], shape: Shape
+) -> Op:
+    """A rearrangement of examples (…, *tail), in which −1 stands for what the number of channels makes it."""
+    require(shape[1:] == tail, f"it needs inputs of shape (C, {', '.join(map(str, tail))}), got shape {shape}.")
+
+    def whole(sizes: tuple[int, ...]) -> Shape:
+        known = math.prod(size for size in sizes if size != -1)
+        return tuple(math.prod(shape) // known if size == -1 else size for size in sizes)
+
+    return ops.Rearrange(whole(split), order, whole(out))
+
+
+def _shifted(size: int, share: float, first: int, shape: Shape) -> Op:
+    """Two groups of channels, merged with an axis of that size, move along it by 1 and −1."""
+    channels = shape[0] // size
+    require(channels >= 4, f"it needs at least 4 channels, got {channels}.")
+    count = group_size(share, channels)
+    steps = [{first: 1, first + 1: -1}.get(channel // count, 0) for channel in range(channels)]
+    places = [c * size + (i + step) % size for c, step in enumerate(steps) for i in range(size)]
+    return ops.Select((tuple(places), None))
+
+
+def _shift(layer: shape.Shift) -> list[Op]:
+    """Permutations of the rows and of the columns, each merged with the channels."""
+    (high, wide), share = layer.image_size, layer.share
+    return [
+        Flexible(_arranged, ((high, wide), (-1, high, wide), (0, 1, 2), (-1, wide)), True),
+        Flexible(_shifted, (high, share, 0), True),
+        Flexible(_arranged, ((wide,), (-1, high, wide), (0, 2, 1), (-1, high)), True),
+        Flexible(_shifted, (wide, share, 2), True),
+        Flexible(_arranged, ((high,), (-1, wide, high), (0, 2, 1), (-1, high, wide)), True),
+    ]
+
+
+def _positional_bias(layer: shape.PositionalBias) -> list[Op]:
+    """x − (−b) with the pixels as channels."""
+    high, wide = layer.image_size
+    mean = -layer.bias.detach().double().flatten()
+    return [
+        Flexible(_arranged, ((high, wide), (-1, high, wide), (1, 2, 0), (high * wide, -1)), True),
+        ops.Normalize(mean, torch.ones_like(mean)),
+        Flexible(_positions_last, (high, wide), True),
+    ]
+
+
+def _positions_last(high: int, wide: int, shape: Shape) -> Op:
+    return ops.Rearrange(shape, (1, 0), (shape[1], high, wide))
+
+
+def _partial_abs(layer: activation.PartialAbs) -> list[Op]:
+    slopes = torch.ones(layer.channels)
+    slopes[: layer.count] = -1.0
+    return [ops.PReLU(slopes)]
+
+
 def _batch_centering(layer: shape.BatchCentering) -> list[Op]:
     shift = layer.mean.double() if layer.bias is None else layer.mean.double() - layer.bias.detach().double()
     return [ops.Normalize(shift, torch.ones_like(shift))]
@@ -932,7 +989,10 @@ LAYERS: dict[type, Callable[[Any], list[Op]]] = {
     activation.Householder: _householder,
     **dict.fromkeys((activation.ClippedReLU, activation.Clip), _clipped),
     activation.Abs: lambda layer: [Function("abs")],
+    activation.PartialAbs: _partial_abs,
     shape.Pixelwise: _pixelwise,
+    shape.Shift: _shift,
+    shape.PositionalBias: _positional_bias,
     shape.PadChannels: lambda layer: [flexible(foreign.pad_channels, layer.channels, layer.dim)],
     shape.TakeChannels: lambda layer: [flexible(foreign.take_channels, layer.first, layer.count, layer.dim)],
     shape.PadImage: lambda layer: [flexible(foreign.pad_image, layer.multiple)],

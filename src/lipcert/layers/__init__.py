@@ -10,6 +10,7 @@ from lipcert.layers.activation import ClippedReLU as ClippedReLU
 from lipcert.layers.activation import GroupSort as GroupSort
 from lipcert.layers.activation import Householder as Householder
 from lipcert.layers.activation import MaxMin as MaxMin
+from lipcert.layers.activation import PartialAbs as PartialAbs
 from lipcert.layers.contract import LipschitzLayer as LipschitzLayer
 from lipcert.layers.head import FirstLogits as FirstLogits
 from lipcert.layers.head import LinearHead as LinearHead
@@ -24,9 +25,11 @@ from lipcert.layers.shape import Normalize as Normalize
 from lipcert.layers.shape import PadChannels as PadChannels
 from lipcert.layers.shape import PadImage as PadImage
 from lipcert.layers.shape import Pixelwise as Pixelwise
+from lipcert.layers.shape import PositionalBias as PositionalBias
 from lipcert.layers.shape import Scale as Scale
 from lipcert.layers.shape import ScaledAvgPool2d as ScaledAvgPool2d
 from lipcert.layers.shape import ScaledUpsample2d as ScaledUpsample2d
+from lipcert.layers.shape import Shift as Shift
 from lipcert.layers.shape import SpaceToDepth as SpaceToDepth
 from lipcert.layers.shape import TakeChannels as TakeChannels
 from lipcert.layers.tracked import LinearResidualConv2d as LinearResidualConv2d

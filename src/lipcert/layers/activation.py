@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.algebra.scale import at_least_float32
-from lipcert.errors import positive_int
+from lipcert.errors import finite, positive_int
 from lipcert.layers.contract import NonExpansive
 
 
@@ -116,6 +116,36 @@ class Abs(NonExpansive):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
+
+
+class PartialAbs(NonExpansive):
+    """|x| on the first channels (dimension 1), x on the others: the β-Abs of LipNeXt (Hu et al. 2026).
+
+    Args:
+        channels: of x.
+        share: β, the share of the channels with |x|. Half of them give MaxMin up to rotations before and after.
+    """
+
+    def __init__(self, channels: int, share: float = 0.5) -> None:
+        super().__init__()
+        self.channels, self.share = positive_int("channels", channels), finite("share", share, cure="Use 0.5.")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must lie above 0 and be at most 1; got {share!r}. Use 0.5.")
+
+    @property
+    def count(self) -> int:
+        """How many channels have |x|."""
+        return max(1, int(self.share * self.channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.channels:
+            raise ValueError(
+                f"PartialAbs expects (N, {self.channels}, …); got {tuple(x.shape)}. Build it for these channels."
+            )
+        return torch.cat((x[:, : self.count].abs(), x[:, self.count :]), dim=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, share={self.share}"
 
 
 class Clipped(NonExpansive):

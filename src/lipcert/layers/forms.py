@@ -411,7 +411,8 @@ class OrthogonalLinear(Affine):
     ``bound=lipcert.bounds.Orthogonal(method)``.
 
     Args:
-        method: ``cayley``, ``exp`` (SOC), ``bjorck``, ``cholesky`` or ``reflector`` (BRO).
+        method: ``cayley``, ``exp`` (SOC), ``bjorck``, ``cholesky``, ``reflector`` (BRO), or ``stored`` (LipNeXt): Q
+            is the weight itself, divided by a bound of its norm, and ``lipcert.train`` keeps it orthonormal.
         rank: columns of one block reflector I − 2V(VᵀV)⁻¹Vᵀ, less than the larger width; ``weight`` then stores V.
             None for a product of two, from the halves of as many columns as Q has. Only with ``reflector``.
     """

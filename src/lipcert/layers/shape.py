@@ -90,6 +90,79 @@ class SpaceToDepth(_Blocks):
         return F.pixel_unshuffle(x, self.block)
 
 
+class Shift(NonExpansive):
+    """Moves four groups of channels by one pixel, up, down, left and right, around the image: a permutation.
+
+    The spatial mixing of LipNeXt (Hu et al. 2026), whose Theorem 1 says that among circular convolutions of single
+    channels only shifts are isometries, up to a sign.
+
+    Args:
+        image_size: height and width of x.
+        share: of the channels in each group, at most 1/4; the other channels stay.
+
+    Shape:
+        (N, channels, H, W) → the same, with at least 4 channels.
+    """
+
+    def __init__(self, image_size: int | tuple[int, int], share: float = 1 / 16) -> None:
+        super().__init__()
+        self.image_size = sizes("image_size", image_size, 2)
+        self.share = finite("share", share, cure="Use 1/16.")
+        if not 0 < share <= 1 / 4:
+            raise ValueError(f"share must lie above 0 and be at most 1/4; got {share!r}. Use 1/16.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3 or x.shape[-3] < 4 or tuple(x.shape[-2:]) != self.image_size:
+            high, wide = self.image_size
+            raise ValueError(
+                f"Shift expects (N, C, {high}, {wide}) with at least 4 channels; got {tuple(x.shape)}. Build it "
+                "with the image_size of these inputs."
+            )
+        count, moves = group_size(self.share, x.shape[-3]), ((-1, -2), (1, -2), (-1, -1), (1, -1))
+        *groups, rest = x.split([*[count] * 4, x.shape[-3] - 4 * count], dim=-3)
+        moved = [group.roll(step, axis) for group, (step, axis) in zip(groups, moves, strict=True)]
+        return torch.cat((*moved, rest), dim=-3)
+
+    def extra_repr(self) -> str:
+        return f"{self.image_size}, share={self.share}"
+
+
+def group_size(share: float, channels: int) -> int:
+    """How many channels are in each group of a ``Shift``."""
+    return max(1, int(share * channels))
+
+
+class PositionalBias(NonExpansive):
+    """x + b with one learned number for each pixel, the same for all channels: a translation.
+
+    Args:
+        image_size: height and width of x.
+    """
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.image_size = sizes("image_size", image_size, 2)
+        self.bias = nn.Parameter(torch.zeros(self.image_size, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3 or tuple(x.shape[-2:]) != self.image_size:
+            high, wide = self.image_size
+            raise ValueError(
+                f"PositionalBias expects (N, C, {high}, {wide}); got {tuple(x.shape)}. Build it with the "
+                "image_size of these inputs."
+            )
+        return (at_least_float32(x) + at_least_float32(self.bias)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.image_size}"
+
+
 class PadChannels(NonExpansive):
     """Appends zero channels (dimension ``dim``) up to ``channels``: an isometry."""
 

@@ -71,7 +71,7 @@ def build(spec: ModelSpec) -> nn.Sequential:
             "Householder or |x| between them. Leave it out."
         )
     if spec.between != "maxmin" and (
-        not changes_width(spec) or spec.method in ("sandwich", "soc_plus", "local", "local_maxmin")
+        not changes_width(spec) or spec.method in ("sandwich", "soc_plus", "local", "local_maxmin", "lipnext")
     ):
         raise ValueError(
             f"between is a setting of layers with MaxMin between them; those of {spec.method!r} have an activation "

@@ -8,6 +8,8 @@
   last group may have one less. 6C2F has two groups, 8C2F three (Lee et al. 2020, Leino et al. 2021).
 - ``liresnet``: a convolution that halves the image, tracked residual ones, an orthogonal map of each 4 × 4 pixels
   and of all of them, orthogonal dense layers (Hu et al. 2023, 2024).
+- ``lipnext``: patches to channels, blocks that shift groups of channels between orthogonal maps of them, and the L2
+  norm of each channel over the image (Hu et al. 2026).
 - ``patches``: 4 × 4 pixels to channels, convolutions on them, dense layers of one width (Prach & Lampert 2022).
 """
 
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from lipcert.layers.forms import OrthogonalLinear
-from lipcert.layers.shape import Pixelwise, SpaceToDepth, TakeChannels
+from lipcert.layers.shape import L2Pool2d, PadChannels, Pixelwise, SpaceToDepth, TakeChannels
 from lipcert.models.pieces import affine_conv, affine_dense, conv, dense
 from lipcert.models.spec import ModelSpec
 
@@ -98,4 +100,20 @@ def liresnet(spec: ModelSpec) -> Iterator[nn.Module]:
         inputs = spec.dense_hidden
 
 
-FAMILIES = {"kw_large": kw_large, "lipconvnet": lipconvnet, "patches": patches, "c2f": c2f, "liresnet": liresnet}
+def lipnext(spec: ModelSpec) -> Iterator[nn.Module]:
+    yield SpaceToDepth(spec.stem)
+    yield PadChannels(spec.channels)
+    for _ in range(spec.conv_layers):
+        yield from conv(spec, spec.channels, spec.channels, 1, spec.pixels)
+    yield L2Pool2d(spec.pixels)
+    yield nn.Flatten()
+
+
+FAMILIES = {
+    "kw_large": kw_large,
+    "lipconvnet": lipconvnet,
+    "patches": patches,
+    "c2f": c2f,
+    "liresnet": liresnet,
+    "lipnext": lipnext,
+}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lipcert.layers.activation import Abs, Clip, ClippedReLU, Householder, MaxMin
+from lipcert.layers.activation import Abs, Clip, ClippedReLU, Householder, MaxMin, PartialAbs
 from lipcert.layers.forms import (
     AffineConv2d,
     AffineLinear,
@@ -17,7 +17,7 @@ from lipcert.layers.forms import (
     SandwichConv2d,
     SandwichLinear,
 )
-from lipcert.layers.shape import Pixelwise
+from lipcert.layers.shape import Pixelwise, PositionalBias, Shift
 from lipcert.layers.tracked import LinearResidualConv2d, TrackedConv2d, TrackedLinear
 from lipcert.models.spec import ModelSpec
 
@@ -39,7 +39,7 @@ TRACKED = ("gloro", "local", "local_maxmin", "liresnet")  # convolutions whose n
 
 
 def changes_width(spec: ModelSpec) -> bool:
-    return spec.method in (*AFFINE, *ORTHOGONAL, *TRACKED, "sandwich")
+    return spec.method in (*AFFINE, *ORTHOGONAL, *TRACKED, "sandwich", "lipnext")
 
 
 def affine_conv(
@@ -65,6 +65,13 @@ def conv(
     """A convolution and what follows it."""
     if spec.method == "sandwich":
         yield SandwichConv2d(inputs, outputs, kernel, image_size=image, stride=stride, activation=spec.activation)
+    elif spec.method == "lipnext":
+        # σ(M S(R(x + p)) + b): M stands for the published MRᵀ, which is any orthogonal matrix, too.
+        yield PositionalBias(image)
+        yield Pixelwise(OrthogonalLinear(inputs, outputs, method="stored", bias=False))
+        yield Shift(image)
+        yield Pixelwise(OrthogonalLinear(outputs, outputs, method="stored"))
+        yield from between(spec, outputs)
     elif changes_width(spec):
         yield affine_conv(spec, inputs, outputs, kernel, image, stride)
         yield from between(spec, outputs)
@@ -81,7 +88,7 @@ def affine_dense(spec: ModelSpec, inputs: int, outputs: int) -> nn.Module:
         return TrackedLinear(inputs, outputs)
     if spec.method == "liresnet":
         return _cholesky(inputs, outputs)
-    return OrthogonalLinear(inputs, outputs)
+    return OrthogonalLinear(inputs, outputs, method="stored" if spec.method == "lipnext" else "cayley")
 
 
 def _cholesky(inputs: int, outputs: int) -> nn.Module:
@@ -110,6 +117,8 @@ def between(spec: ModelSpec, channels: int) -> Iterator[nn.Module]:
         yield Householder(channels)
     elif spec.method == "local":
         yield ClippedReLU()
+    elif spec.method == "lipnext":
+        yield PartialAbs(channels)
     elif spec.between == "relu":
         yield nn.ReLU()
     else:

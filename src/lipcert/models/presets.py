@@ -178,6 +178,19 @@ for _method in ("gloro", "local", "local_maxmin"):
         f"{_method}_8c2f",
         {"method": _method, **_C2F, **_TINY_IMAGES, "channels": 64, "conv_layers": 8, "dense_hidden": 256},
     )
+for _width in (1024, 2048):  # the patches are our choice: no code is published
+    _register(
+        f"lipnext_32x{_width}",
+        {
+            "method": "lipnext",
+            "layout": "lipnext",
+            "stem": 2,
+            "channels": _width,
+            "conv_layers": 32,
+            "pool": 1,
+            "dense_layers": 0,
+        },
+    )
 _register(
     "liresnet_12x512",
     {

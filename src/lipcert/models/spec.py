@@ -40,6 +40,7 @@ Method = Literal[
     "local",  # the same with clipped activations, for constants that hold in a ball
     "local_maxmin",  # with MaxMin before the clipping
     "liresnet",  # I + γV/√L on images, tracked; dense layers orthogonal by Cholesky
+    "lipnext",  # shifts between orthogonal maps of the channels, whose matrices are stored, and |x| on half of them
 ]
 
 
@@ -50,9 +51,9 @@ class ModelSpec(ReadableErrors, BaseModel):
 
     method: Method = "sll"
     """Which layer, and which bound T."""
-    layout: Literal["flat", "kw_large", "lipconvnet", "patches", "c2f", "liresnet"] = "flat"
+    layout: Literal["flat", "kw_large", "lipconvnet", "patches", "c2f", "liresnet", "lipnext"] = "flat"
     """The paper uses flat; Cayley, BCOP and Sandwich use kw_large; SOC and LOT use lipconvnet; AOL uses patches;
-    GloRo uses c2f; LiResNet has its own."""
+    GloRo uses c2f; LiResNet and LipNeXt have their own."""
     head: Literal["normalized", "plain", "first"] = "normalized"
     """How logits are made: by rows of norm 1, by rows of any norm, or as the first coordinates of the network."""
     stem: int = Field(default=1, ge=1)
@@ -135,7 +136,11 @@ class ModelSpec(ReadableErrors, BaseModel):
 
     def _require_layout(self) -> None:
         stem, pool = 1 if self.layout == "c2f" else self.stem, self.pool if self.layout == "liresnet" else 1
-        fixed = {"kw_large": (1, 1, 4, 2), "lipconvnet": (1, 1, self.conv_layers, 0)}
+        fixed = {
+            "kw_large": (1, 1, 4, 2),
+            "lipconvnet": (1, 1, self.conv_layers, 0),
+            "lipnext": (self.stem, 1, self.conv_layers, 0),
+        }
         want = fixed.get(self.layout, (stem, pool, self.conv_layers, self.dense_layers))
         have = (self.stem, self.pool, self.conv_layers, self.dense_layers)
         if have != want:
@@ -144,11 +149,12 @@ class ModelSpec(ReadableErrors, BaseModel):
             )
         if self.method.startswith(("sll", "cpl", "rescaled")) or self.method == "aol":
             raise ValueError(f"layout {self.layout} changes its width, which a residual cannot; got {self.method}")
-        only = {"c2f": ("gloro", "local", "local_maxmin"), "liresnet": ("liresnet",)}.get(
-            self.layout, (self.method,)
-        )
-        if self.method not in only:
+        owners = {"c2f": ("gloro", "local", "local_maxmin"), "liresnet": ("liresnet",), "lipnext": ("lipnext",)}
+        if self.method not in owners.get(self.layout, (self.method,)):
+            only = owners[self.layout]
             raise ValueError(f"layout {self.layout} is that of {' and '.join(only)}; got {self.method}")
+        if self.method == "lipnext" != self.layout:
+            raise ValueError(f"method lipnext has the layouts flat and lipnext; got {self.layout}")
         if self.layout == "lipconvnet" and (self.conv_layers % 5 or not self.conv_layers):
             raise ValueError(f"lipconvnet has five groups of convolutions; got conv_layers {self.conv_layers}")
         if self.layout == "lipconvnet" and self.head == "first" and self.features > 32 * self.channels:
@@ -185,8 +191,8 @@ class ModelSpec(ReadableErrors, BaseModel):
     @property
     def features(self) -> int:
         """Inputs of the dense layers, or of the head where there are none."""
-        if self.layout == "patches":
-            return self.dense_hidden
+        if self.layout in ("patches", "lipnext"):
+            return self.dense_hidden if self.layout == "patches" else self.channels
         high, wide = self.size
         doublings = {"kw_large": 1, "lipconvnet": 5, "c2f": self.groups - 1}.get(self.layout, 0)
         channels = 2**doublings * self.channels

@@ -1,5 +1,7 @@
 """The paper's Adam, and Muon for the kernels of residual convolutions: better in runs of minutes.
 
+Stored orthogonal matrices stay orthogonal with either (``manifold``).
+
 A residual layer does not change when its weight W is multiplied by a number: T grows with W². So the size of a step
 is taken relative to W. Muon (Jordan et al. 2024) replaces the mean gradient by the nearest matrix with orthonormal
 rows, found approximately by five steps of Newton and Schulz: every direction of the gradient gets the same share.
@@ -7,7 +9,7 @@ rows, found approximately by five steps of Newton and Schulz: every direction of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from lipcert.layers.forms import ResidualConv2d
 from lipcert.training.config import TrainConfig
+from lipcert.training.manifold import ManifoldAdam, stored_matrices
 
 RELATIVE_STEP = 3.0  # size of a step of Muon, relative to the weight, in learning rates
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of x, x³ and x⁵: singular values in (0, 1] come near 1 in five steps
@@ -22,16 +25,21 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of x, x³ and x⁵: singular values
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
     """The optimizer that the config names, over all parameters of the model, which will train on ``device``."""
-    betas = (config.beta1, config.beta2)
-    if config.optimizer == "adam":
+    betas, matrices = (config.beta1, config.beta2), list(stored_matrices(model))
+    kernels = list(_kernels(model)) if config.optimizer == "muon" else []
+    if config.optimizer == "adam" and not matrices:
         return torch.optim.Adam(model.parameters(), config.learning_rate, betas)
-    kernels = list(_kernels(model))
-    if not kernels:
+    if config.optimizer == "muon" and not kernels:
         raise ValueError("--optimizer muon is for residual convolutions, and this model has none. Use adam.")
-    chosen = {id(kernel) for kernel in kernels}
+    chosen = {id(parameter) for parameter in (*kernels, *matrices)}
     rest = [p for p in model.parameters() if id(p) not in chosen]
-    groups = [{"params": kernels, "relative": True}, {"params": rest, "relative": False}]
-    return Muon(groups, config.learning_rate, betas, fused=device.type == "cpu")
+    groups = [
+        {"params": kernels, "relative": True, "manifold": False},
+        {"params": matrices, "relative": False, "manifold": True},
+        {"params": rest, "relative": False, "manifold": False},
+    ]
+    filled = [group for group in groups if group["params"]]
+    return Muon(filled, config.learning_rate, betas, fused=device.type == "cpu")
 
 
 def _kernels(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -40,22 +48,13 @@ def _kernels(model: nn.Module) -> Iterator[nn.Parameter]:
             yield layer.weight
 
 
-class Muon(torch.optim.Adam):
+class Muon(ManifoldAdam):
     """Adam, with Muon's steps for the groups of parameters that have ``relative=True``."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take one step; Adam passes over the parameters of Muon, which have no gradient left."""
-        for group in self.param_groups:
-            if group["relative"]:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._move(parameter, parameter.grad, group["lr"], group["betas"][0])
-                        parameter.grad = None
-        return super().step(closure)
-
-    def _move(self, weight: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
-        state = self.state[weight]
+    def move(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> bool:
+        if not group["relative"]:
+            return super().move(weight, gradient, group)
+        rate, decay, state = group["lr"], group["betas"][0], self.state[weight]
         if not state:
             state["step"] = torch.zeros(())  # Adam reads it when it is resumed
             state["mean"] = torch.zeros_like(gradient)
@@ -64,6 +63,7 @@ class Muon(torch.optim.Adam):
         direction = orthogonal(gradient.add(mean, alpha=decay).flatten(1)).view_as(weight)
         size = RELATIVE_STEP * rate * weight.norm() / direction.norm().clamp(min=1e-12)
         weight.sub_(size * direction)
+        return True
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
