@@ -652,8 +652,8 @@ def _contradicts(row: AttackExample, proved: Example, method: str) -> bool:
     )
 
 
-def parse_radii(eps: Sequence[str]) -> dict[str, float]:
-    """Return {text: radius} of the words after ``--eps``, numbers or fractions such as 36/255.
+def parse_radii(eps: Sequence[str], flag: str = "--eps") -> dict[str, float]:
+    """Return {text: radius} of the words after ``flag``, numbers or fractions such as 36/255.
 
     Raises:
         ValueError: for a word that is not a number of at least 0, or if there is none.
@@ -663,11 +663,11 @@ def parse_radii(eps: Sequence[str]) -> dict[str, float]:
         try:
             radii[text] = float(Fraction(text))
         except (ValueError, ZeroDivisionError, OverflowError):
-            raise ValueError(f"--eps takes numbers or fractions such as 36/255, got {text!r}.") from None
+            raise ValueError(f"{flag} takes numbers or fractions such as 36/255, got {text!r}.") from None
         if radii[text] < 0:
-            raise ValueError(f"--eps must be at least 0, got {text!r}.")
+            raise ValueError(f"{flag} must be at least 0, got {text!r}.")
     if not radii:
-        raise ValueError("--eps needs at least one radius, such as 36/255.")
+        raise ValueError(f"{flag} needs at least one radius, such as 36/255.")
     return radii
 
 

@@ -154,7 +154,7 @@ def bounds_of(kind, seed, count=20, steps=10):
 @pytest.mark.parametrize("kind", ["dense", "convolution", "one output"])
 def test_no_point_of_the_ball_is_below_the_bound(kind):
     tight = []
-    for seed in range(full(90, 2)):  # 20 inputs with up to 2 rivals each, and 192 points of each ball
+    for seed in range(full(100, 2)):  # 20 inputs with up to 2 rivals each, and 192 points of each ball
         bounds, found, margins = bounds_of(kind, seed)
         assert bool((bounds <= found).all())
         tight.append(float(((margins - found) / (margins - bounds)).median()))
@@ -248,3 +248,23 @@ def test_no_certificate_file_is_written(tmp_path):
     with pytest.raises(lc.NotCertified, match="sdp-crown"):
         write_certificate(tmp_path, prove(frozen, shape), frozen, x, result)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_known_of_a_layer_holds_at_the_farthest_points_of_the_ball():
+    """Along the first singular vector and along each row, where a first layer moves most."""
+    model, _ = networks("dense", 3)
+    model.double()
+    weight = model[0].weight.detach()
+    x, radius = rand(5, 3), torch.tensor([1e-3, 0.1, 1.0, 3.0, 10.0], dtype=torch.float64)
+    labels = model(x).argmax(dim=1)
+    layers = sdp_crown._Search(prove(model, (3,)), x, labels, "float64", 1).layers(torch.arange(5), radius)
+    first = torch.linalg.svd(weight)[2][0]
+    for direction in (first, -first, *(weight / weight.norm(dim=1, keepdim=True))):
+        points = x + radius[:, None] * direction * (1 - 1e-12)
+        moved = (points - x) @ weight.T
+        assert bool((points.norm(dim=1) <= layers[0].norm).all())
+        assert bool(((layers[1].center + moved).norm(dim=1) <= layers[1].norm).all())
+        assert bool((moved.norm(dim=1) <= layers[1].reach).all())
+        assert bool((moved.abs() <= layers[1].box).all())
+    farthest = radius * torch.linalg.matrix_norm(weight, 2)
+    assert bool((layers[1].reach <= farthest * 1.01).all())

@@ -14,6 +14,7 @@ from full import full
 from lipcert.certifiers.noise import grid_noise
 from lipcert.certifiers.smoothing import NOBODY, Smoothing, winners
 from lipcert.verified.binomial import lower_bound
+from lipcert.verified.normal import quantile_down
 
 LEVELS = 255
 
@@ -147,6 +148,17 @@ def test_radii_follow_from_the_hits():
     assert "smoothed classifier" in result.guarantee
     assert "0.999" in result.guarantee
     assert next(iter(result.rows())).keys() >= {"index", "label", "prediction", "radius", "hits", "samples"}
+
+
+def test_a_radius_is_rounded_down_exactly():
+    for sigma in (0.1, 0.3, 0.7):
+        settings = Smoothing(sigma, n=100)
+        for hits in range(60, 101):
+            p = lower_bound(hits, 100, Fraction(1, 1000))
+            p = p if hits == 100 else min(p, Fraction(hits - 1, 100))
+            bound = Fraction(str(sigma)) * Fraction(quantile_down(p)) if p > Fraction(1, 2) else Fraction(0)
+            radius = Fraction(settings.radius(hits, 100, Fraction(1, 1000)))
+            assert bound * (1 - Fraction(1, 2**52)) <= radius <= bound
 
 
 def test_an_input_off_the_grid_pays_its_distance():

@@ -110,7 +110,7 @@ MISTAKES = [  # words, what the one line must say
     ),  # in any order
     (["train", "--epoch", "3", "--mode", "x"], "Arguments similar to --epoch: --epochs INT."),
     (["check", "x", "--jsn"], "Perhaps you meant: --json."),
-    (["train", "--epochs", "three"], "--epochs: invalid literal for int"),
+    (["train", "--epochs", "three"], "--epochs takes an integer, got 'three'"),
     (["train", "--epochs", "0"], "epochs must be greater than or equal to 1, got 0."),
     (["train", "--loss", "foo"], "'foo' for argument '--loss'. Expected one of ('offset',"),
     (["train", "--loss", "kr", "--offset", "2"], "offset is not a setting of the loss 'kr'"),

@@ -24,7 +24,7 @@ def as_fraction(scaled):
 
 def test_tails_are_rounded_up_and_close():
     generator = random.Random(0)
-    for _ in range(full(4000, 600)):
+    for _ in range(full(10_000, 600)):
         tosses = generator.randrange(1, 60)
         hits = generator.randrange(1, tosses + 1)
         p = generator.randrange(1, max(2, (hits << UNIT) // tosses))

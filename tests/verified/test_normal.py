@@ -7,7 +7,7 @@ import flint
 import pytest
 
 from full import full
-from lipcert.verified.normal import _pi, cdf, quantile_down
+from lipcert.verified.normal import _arctan, _pi, cdf, quantile_down
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,12 @@ def test_pi():
         low, high = _pi(unit)
         assert flint.arb(low) <= flint.arb.pi() * flint.arb(2) ** unit <= flint.arb(high)
         assert high - low <= 2
+
+
+def test_the_error_of_an_arctangent_is_covered():
+    for n in range(2, 300):
+        value, error = _arctan(n, 64)
+        assert abs(flint.arb(value) - (flint.arb(1) / n).atan() * flint.arb(2) ** 64) < error
 
 
 def test_quantiles_are_rounded_down_and_close():

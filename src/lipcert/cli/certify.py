@@ -137,7 +137,7 @@ class Certify:
         if "radii" in given:
             if "tries" in given:
                 raise ValueError("--tries is for a bisection, and --radii leaves it out. Give one of them.")
-            given["radii"] = list(parse_radii(given["radii"]).values())
+            given["radii"] = list(parse_radii(given["radii"], "--radii").values())
         return given | ({"eps": list(parse_radii(self.eps).values())} if self.method == "local" else {})
 
     def record(self, done: RunFolder, where: str, natural: float, certified: dict[str, float]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from lipcert.errors import explain
 
 T = TypeVar("T")
 WIDE = "100000"  # columns, so that no line of a box is broken
+# What tyro says of a word that is no number, and of each type that an option may have.
+NO_NUMBER = (
+    r"Error parsing (?:\S+/)?(?P<flag>\S+): .*(?:invalid literal for (?P<integer>int)\(\) with base 10|"
+    r"could not convert string to float): (?P<value>'.*')"
+)
 
 
 def parse(kind: type[T], words: list[str], prog: str, default: Any = None) -> T:
@@ -62,4 +67,8 @@ def unbox(box: str) -> str:
     wanted = [text for text in sections if text.strip() and not re.match(r"\s*(For full|Argument) helptext", text)]
     # A help text is indented by eight columns or more, beside the two of the frame.
     said = [" ".join(re.sub(r"(?m)^ {10,}.*$", "", section).split()) for section in wanted]
-    return ". ".join(sentence.rstrip(".!") for sentence in said)
+    return re.sub(NO_NUMBER, _say_number, ". ".join(sentence.rstrip(".!") for sentence in said))
+
+
+def _say_number(match: re.Match[str]) -> str:
+    return f"{match['flag']} takes {'an integer' if match['integer'] else 'a number'}, got {match['value']}"
