@@ -42,6 +42,7 @@ from lipcert.data.registry import load_data
 from lipcert.data.tables import is_table
 from lipcert.errors import positive_int
 from lipcert.exporters.files import Certificate, exported_shape, load_frozen, write_network
+from lipcert.exporters.onnx_graphs import read_graph
 from lipcert.files import atomic_file, content, locked, sha256_file, write_json, write_rows
 from lipcert.jobs import compute, damaged, open_store, open_workers
 from lipcert.models.build import build_any, parameters
@@ -840,12 +841,15 @@ def load(path: str | Path, *, network: Builder | nn.Module | str | None = None) 
     """Load a network in evaluation mode; no code in its file is executed.
 
     A run folder or its model.safetensors gives the trained network. A file that ``lipcert export`` wrote, or a
-    folder with a certificate (a download from the hub, for example), gives the frozen network.
+    folder with a certificate (a download from the hub, for example), gives the frozen network, and an ONNX file the
+    network that it holds.
 
     Args:
         network: for the run folder of a network of your own, what builds it; see ``lipcert.Run``.
     """
     place = Path(path)
+    if place.suffix == ".onnx":
+        return read_graph(place)[0]
     if place.is_file() and exported_shape(place) is not None:
         return load_frozen(place)
     if place.is_dir() and not RunFolder(place).exists and (place / "certificate.json").is_file():

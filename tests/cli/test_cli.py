@@ -124,7 +124,7 @@ MISTAKES = [  # words, what the one line must say
     (["data", "gte"], "no command data 'gte'; did you mean 'get'?"),
     (["reproduce", "tabel1"], "got 'tabel1'; did you mean 'table1'?"),
     (["check", "."], "run lipcert certify . first"),
-    (["audit", "frozen.onnx"], "audit does not read .onnx files"),
+    (["audit", "frozen.onnx"], "frozen.onnx"),
     (["audit", "frozen.pt2"], "audit does not read .pt2 files"),
 ]
 

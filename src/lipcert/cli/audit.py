@@ -14,7 +14,7 @@ class Audit:
     """Prove the constant of every layer, or say which has none. Exit 1 if refuted."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="run", metavar="RUN")]
-    """A run folder, its model.safetensors, or what lipcert export wrote to torch or safetensors."""
+    """A run folder, its model.safetensors, what lipcert export wrote to torch or safetensors, or any ONNX file."""
     method: Literal["lipschitz", "lipsdp", "eclipse-fast"] = "lipschitz"
     """By the product of the layers' constants, or with dense layers that follow each other proved together."""
     steps: int | None = None
@@ -32,10 +32,10 @@ class Audit:
     """Print audit.json instead of the table."""
 
     def run(self) -> int:
-        if self.run_folder.suffix in (".onnx", ".pt2"):
+        if self.run_folder.suffix == ".pt2":
             raise ValueError(
-                f"audit does not read {self.run_folder.suffix} files, got {self.run_folder}; pass the run folder "
-                "or a file of lipcert export --to torch."
+                f"audit does not read .pt2 files, got {self.run_folder}; pass the run folder, an ONNX file or a "
+                "file of lipcert export --to torch."
             )
         if self.steps is not None and self.method != "lipsdp":
             raise ValueError("--steps is a setting of lipsdp. Add --method lipsdp, or leave it out.")
@@ -43,6 +43,7 @@ class Audit:
         from lipcert.certifiers.methods import audit
         from lipcert.cli.common import emit
         from lipcert.exporters.files import exported_shape, load_frozen
+        from lipcert.exporters.onnx_graphs import read_graph
         from lipcert.runs import open_run
         from lipcert.training.checkpoint import load_model, load_spec
 
@@ -53,6 +54,8 @@ class Audit:
             run = open_run(path, self.network, self.data, self.data_root, self.label)
             report = run.audit(**chosen)
             record = run.by(self.method).audited
+        elif path.suffix == ".onnx":
+            report = audit(*read_graph(path), **chosen)
         elif (shape := exported_shape(path)) is not None:
             report = audit(load_frozen(path), shape, **chosen)
         else:
