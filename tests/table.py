@@ -21,7 +21,18 @@ from lipcert.algebra.orthogonal import METHODS
 from lipcert.algebra.torus import MAPS
 from lipcert.testing import HOSTILE, jacobian
 
-__all__ = ["HOSTILE", "LAYERS", "LEARNED", "Entry", "fit", "inputs", "jacobian", "kinds", "one_geometry"]
+__all__ = [
+    "HOSTILE",
+    "LAYERS",
+    "LEARNED",
+    "Entry",
+    "bounds_or_geometries",
+    "fit",
+    "inputs",
+    "jacobian",
+    "kinds",
+    "one_geometry",
+]
 
 DENSE = (*CONVOLUTIONAL, "full", "optimal", "orthogonal")
 # Forms of a bound that is here already: they see the columns, never the geometry, of which a few cases do.
@@ -255,6 +266,16 @@ def one_geometry(names: Iterable[str]) -> list[str]:
     names = list(names)
     first = {re.sub(r"-(k[\d(]|\d|to-).*", "", name): name for name in reversed(names)}
     return full(names, [name for name in names if name in first.values()])
+
+
+def bounds_or_geometries(names: Iterable[str]) -> list[str]:
+    """Every geometry with one bound and every bound with one geometry, for laws that either can break.
+
+    Layers without a choice of bounds are all there. LIPCERT_FULL=1 keeps every pair.
+    """
+    names = list(names)
+    one, others = one_geometry(names), {f"-{bound}-" for bound in DENSE} - {"-aol-"}
+    return full(names, [name for name in names if name in one or not any(bound in name for bound in others)])
 
 
 def inputs(entry: Entry, dtype: torch.dtype = torch.float64, batch: int = 1) -> Tensor:
