@@ -27,11 +27,11 @@ def command(*words, timeout=400, cwd=None, **options):
     return _started(["-m", "lipcert", *words], timeout, cwd=cwd, **options)
 
 
-def program(code, timeout=400, new=False):
+def program(code, timeout=400, new=False, cwd=None):
     """Run Python code to its end, with every warning an error; of the imports too in a new Python."""
     if hasattr(os, "fork") and not new:
-        return _forked("program", [code], timeout, None)
-    return _started(["-W", "error", "-c", code], timeout)
+        return _forked("program", [code], timeout, cwd)
+    return _started(["-W", "error", "-c", code], timeout, cwd=cwd)
 
 
 def _started(words, timeout, **options):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from paths import ROOT, TESTS
-from processes import ENVIRONMENT
+from processes import ENVIRONMENT, program
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -36,7 +36,9 @@ def test_the_script_runs(script, tmp_path):
     source = script.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 80
     assert f"Run: python examples/{script.name}" in ast.get_docstring(ast.parse(source))
-    assert re.search(r"\d", run(tmp_path, script).splitlines()[-1])
+    result = program(source, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"\d", result.stdout.splitlines()[-1])
     assert not list(tmp_path.iterdir())
 
 
