@@ -10,6 +10,8 @@ from torch import nn
 import lipcert as lc
 from circulant import circulant
 from lipcert import check as checker
+from lipcert.algebra import torus
+from lipcert.algebra.orthogonal import orthonormal
 from lipcert.algebra.torus import MAPS
 from lipcert.certified import freeze, ops
 from lipcert.certified.certificate import write_certificate
@@ -420,3 +422,54 @@ def test_few_taps_stay_a_convolution_and_many_numbers_too(monkeypatch):
     assert kind(image_size=4) is ops.Circular
     monkeypatch.setattr(freeze, "MANY_NUMBERS", 10)
     assert kind(image_size=4) is ops.Conv
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 3), (8, 8), (1, 4), (7, 1)])
+def test_products_with_waves_are_the_transforms(size):
+    torch.manual_seed(0)
+    matrices = torus.symbols(torch.randn(3, 2, 3, 3, dtype=torch.float64), size).requires_grad_()
+    x = torch.randn(5, 2, *size, dtype=torch.float64, requires_grad=True)
+    ours, theirs = torus.apply_by_products(matrices, x), torus.apply(matrices, x)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+    along = torch.randn_like(ours)
+    mine = torch.autograd.grad((ours * along).sum(), (matrices, x))
+    for one, other in zip(mine, torch.autograd.grad((theirs * along).sum(), (matrices, x)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("taps", "apart"), [((2, 2), (2, 3)), ((3, 4), (2, 1)), ((1, 2), (5, 1))])
+def test_taps_that_go_round_the_image_are_one_product(taps, apart):
+    torch.manual_seed(0)
+    kernel = torch.randn(3, 2, *taps, dtype=torch.float64)
+    x = torch.randn(5, 2, *(k * d for k, d in zip(taps, apart, strict=True)), dtype=torch.float64)
+    (up, left), (high, wide) = (k // 2 for k in taps), taps
+    margins = (left * apart[1], (wide - 1 - left) * apart[1], up * apart[0], (high - 1 - up) * apart[0])
+    expected = nn.functional.conv2d(nn.functional.pad(x, margins, mode="circular"), kernel, dilation=apart)
+    torch.testing.assert_close(torus.apply_whole(kernel, x), expected, rtol=0, atol=1e-13)
+    assert torus.apply_whole(kernel, x[:0]).shape == (0, *expected.shape[1:])
+
+
+@pytest.mark.parametrize("away", [0.0, 0.01, 0.2])
+def test_the_parts_of_a_composition_bound_its_norm(away):
+    """Also where they are far from orthonormal; of an exact composition the bound is 1."""
+    torch.manual_seed(0)
+    start = orthonormal(torch.randn(4, 5, dtype=torch.float64), "bjorck")
+    bases = orthonormal(torch.randn(4, 5, 2, dtype=torch.float64), "bjorck")
+    start, bases = ((1 + away) * part + away * torch.randn_like(part) for part in (start, bases))
+    kernel = torus.block_composition(start, bases)
+    norm = torch.linalg.matrix_norm(torus.symbols(kernel, (6, 6)), 2).amax()
+    bound = torus.composition_norm(start, bases, "bjorck").sqrt()
+    assert norm <= bound * (1 + 1e-12)
+    assert away > 0 or bound <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("method", sorted(MAPS))
+@pytest.mark.parametrize("image", [(4, 6), (12, 12)])
+def test_training_computes_what_evaluation_does(method, image):
+    """The maps of ``quick``, products instead of transforms, and a bound from the parts; in float32."""
+    torch.manual_seed(0)
+    layer = lc.OrthogonalConv2d(5, 5, 2 if method == "eco" else 3, image_size=image, method=method)
+    with torch.no_grad():
+        layer.weight.add_(0.05 * torch.randn_like(layer.weight))
+    x = torch.randn(3, 5, *image)
+    torch.testing.assert_close(layer.train()(x), layer.eval()(x), rtol=0, atol=2e-4)

@@ -18,14 +18,18 @@ Rounding: none is directed; layers divide by a bound of the norm of what was com
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.algebra.orthogonal import orthonormal
+from lipcert.algebra.orthogonal import squared_norm
 
 MAPS = {"bcop": "bjorck", "cayley": "cayley", "eco": "exp", "exp": "exp", "lot": "bjorck", "reflector": "reflector"}
 Size = tuple[int, int]
+FEW_PIXELS = 64  # up to which products with all waves are faster than a transform
 
 
 def symbols(kernel: Tensor, torus: Size) -> Tensor:  # (n, m, kh, kw) → (frequencies, n, m), complex
@@ -65,15 +69,72 @@ def apply(matrices: Tensor, x: Tensor) -> Tensor:  # (frequencies, n, m), (N, m,
     return torch.fft.irfft2(moved.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size)
 
 
-def block_composition(matrix: Tensor, projections: Tensor, method: str, training: bool = False) -> Tensor:
-    """BCOP: (n, m) orthonormalized, composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
+def apply_by_products(matrices: Tensor, x: Tensor) -> Tensor:  # as ``apply``
+    """The same without transforms, for small images: the batch comes last, so that every product is a large one."""
+    batch, inputs, *size = x.shape
+    forward, back = waves(size[0], size[1], x.dtype)
+    frequencies, outputs = matrices.shape[:2]
+    # A complex product as a real one, [Re −Im; Im Re].
+    real, imaginary = matrices.real, matrices.imag
+    blocks = torch.cat((torch.cat((real, -imaginary), dim=2), torch.cat((imaginary, real), dim=2)), dim=1)
+    v = forward @ x.flatten(2).permute(2, 1, 0).reshape(len(back), inputs * batch)
+    v = blocks @ v.view(frequencies, 2 * inputs, batch)
+    v = back @ v.reshape(2 * frequencies, outputs * batch)
+    return v.view(*size, outputs, batch).permute(3, 2, 0, 1)
 
-    ``projections`` is (steps, c, r) with c = max(n, m): P = VVᵀ, V orthonormal from the c × r of a step.
+
+def apply_whole(kernel: Tensor, x: Tensor) -> Tensor:  # (n, m, k, k′), (N, m, H, W) → (N, n, H, W)
+    """The circular convolution with taps H/k and W/k′ apart, which go round the image: one product.
+
+    Only pixels at a multiple of that distance meet, so that one (nkk′, mkk′) matrix serves all of them.
     """
-    tall = matrix.shape[0] > matrix.shape[1]
-    start = orthonormal(matrix.mT if tall else matrix, method, training=training)
-    kernel = start[:, :, None, None]  # (min, c, 1, 1)
-    for step, basis in enumerate(orthonormal(projections, method, training=training)):
+    (outputs, inputs, *taps), (batch, _, *size) = kernel.shape, x.shape
+    # Tap t of output place p reads place p + t − ⌊k/2⌋.
+    (high, wide) = (torch.arange(k, device=x.device) for k in taps)
+    rows, columns = ((place - place[:, None] + len(place) // 2) % len(place) for place in (high, wide))
+    matrix = kernel[:, :, rows[:, :, None, None], columns].permute(0, 2, 4, 1, 3, 5)
+    places = [part for n, k in zip(size, taps, strict=True) for part in (k, n // k)]
+    v = x.reshape(batch, inputs, *places).permute(1, 2, 4, 0, 3, 5)
+    few, many = taps[0] * taps[1], places[1] * places[3]
+    y = matrix.reshape(outputs * few, inputs * few) @ v.reshape(inputs * few, batch * many)
+    y = y.view(outputs, *taps, batch, places[1], places[3]).permute(3, 0, 1, 4, 2, 5)
+    return y.reshape(batch, outputs, *size)
+
+
+@functools.lru_cache(maxsize=16)
+def waves(height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Real and imaginary parts of ``rfft2`` as rows, (2·frequencies, pixels), and the matrix of ``irfft2``."""
+    with torch.inference_mode(False), torch.device("cpu"):  # what is kept serves gradients, too
+        half = width // 2 + 1
+        high = torch.arange(height).outer(torch.arange(height)).double() % height / height
+        wide = torch.arange(half).outer(torch.arange(width)).double() % width / width
+        angle = 2 * math.pi * (high[:, None, :, None] + wide[None, :, None, :])
+        rows = torch.stack((angle.cos(), -angle.sin()), dim=2).reshape(-1, height * width)
+        twice = torch.full((half,), 2.0, dtype=torch.float64)  # of the frequencies that are left out
+        twice[0] = 1
+        if width % 2 == 0:
+            twice[-1] = 1
+        weights = twice.repeat_interleave(2).repeat(height) / (height * width)
+        return rows.to(dtype), (rows * weights[:, None]).T.contiguous().to(dtype)
+
+
+def composition_norm(start: Tensor, bases: Tensor, method: str) -> Tensor:
+    """A bound of ‖Q‖² for BCOP from its parts, in training: those of the start and of each P + (I − P)e^(iω).
+
+    With ‖V‖² ≤ b ≥ 1 the eigenvalues λ of P = VVᵀ lie in [0, b], and |λ| + |1 − λ| ≤ 2b − 1.
+    """
+    step = 2 * squared_norm(bases, method, training=True) - 1
+    return squared_norm(start, method, training=True) * step ** (2 * len(bases))
+
+
+def block_composition(start: Tensor, bases: Tensor) -> Tensor:
+    """BCOP: an orthonormal (n, m) composed with two taps a step, rows first; → (n, m, k, k), k − 1 = steps/2.
+
+    ``bases`` is (steps, c, r) with c = max(n, m): P = VVᵀ for the orthonormal V of a step.
+    """
+    tall = start.shape[0] > start.shape[1]
+    kernel = (start.mT if tall else start)[:, :, None, None]  # (min, c, 1, 1)
+    for step, basis in enumerate(bases):
         axis = 2 + step % 2
         first = torch.einsum("nmhw,mk->nkhw", kernel, basis @ basis.mT)  # KP
         blank = torch.zeros_like(kernel.narrow(axis, 0, 1))

@@ -733,7 +733,9 @@ class OrthogonalConv2d(OnCircle):
         self._set_up((inputs, outputs), kernel_size, image_size, method, stride, biases, device, dtype, rank)
 
     def compute(self, x: Tensor) -> Tensor:
-        y = self.operator.apply(self.operator.orthonormal(self.weight, self.projections, self.training), x)
+        y = self.operator.apply(
+            self.operator.orthonormal(self.weight, self.projections, self.training), x, self.training
+        )
         return y if self.bias is None else y + at_least_float32(self.bias)[:, None, None]
 
 
@@ -773,11 +775,11 @@ class OrthogonalResidualConv2d(OnCircle):
 
     def compute(self, x: Tensor) -> Tensor:
         q = self.operator.orthonormal(self.weight, self.projections, self.training)
-        z = self.operator.apply(q, x)
+        z = self.operator.apply(q, x, self.training)
         ones = torch.ones(self.operator.outputs, device=z.device, dtype=z.dtype)
         bias = scaled_bias(self.bias, ones[0], ones)
         z = z if bias is None else z + bias[:, None, None]
-        return x - 2 * self.operator.adjoint(q, self.activation.function(z))
+        return x - 2 * self.operator.adjoint(q, self.activation.function(z), self.training)
 
 
 class SandwichLinear(Sandwich):
@@ -877,4 +879,4 @@ class SandwichConv2d(Sandwich, OnCircle):
 
     def compute(self, x: Tensor) -> Tensor:
         a, b = self.operator.matrices(self.weight, self.training).tensor_split((self.operator.outputs,), dim=2)
-        return self.operator.adjoint(a, self.middle(self.operator.apply(b, x)))
+        return self.operator.adjoint(a, self.middle(self.operator.apply(b, x, self.training)), self.training)

@@ -22,7 +22,16 @@ from lipcert.activations import SlopeRestricted
 from lipcert.algebra.gram import CONVOLVE, PADDING_MODES, Columns, affine_columns, dense_columns, residual_columns
 from lipcert.algebra.orthogonal import low_rank_reflector, orthonormal, require_rank, squared_norm
 from lipcert.algebra.scale import at_least_float32, autocasting, normalize, transformed
-from lipcert.algebra.torus import MAPS, block_composition, kernel_of, symbols
+from lipcert.algebra.torus import (
+    FEW_PIXELS,
+    MAPS,
+    apply_by_products,
+    apply_whole,
+    block_composition,
+    composition_norm,
+    kernel_of,
+    symbols,
+)
 from lipcert.algebra.torus import apply as apply_symbols
 from lipcert.errors import NotCertified, one_of, positive_int
 from lipcert.layers.fused import fits, relu_residual, relu_residual_conv
@@ -485,12 +494,15 @@ class Circular:
         if self.method != "bcop":
             return kernel_of(self.matrices(weight, training), self.torus, self.apart)
         matrix, method = at_least_float32(weight)[:, :, 0, 0], MAPS["bcop"]
+        start = orthonormal(matrix, method, training=training)
         if projections is None:
-            kernel = orthonormal(matrix, method, training=training)[:, :, None, None]
+            kernel = start[:, :, None, None]
         else:
-            kernel = block_composition(matrix, at_least_float32(projections), method, training)
-        symbol = symbols(kernel.detach(), self.torus)
-        return kernel * squared_norm(symbol, method, training=training).rsqrt()
+            bases = orthonormal(at_least_float32(projections), method, training=training)
+            kernel = block_composition(start, bases)
+            if training and not transformed(start):
+                return kernel * composition_norm(start.detach(), bases.detach(), method).rsqrt()
+        return kernel * squared_norm(symbols(kernel.detach(), self.torus), method, training=training).rsqrt()
 
     def orthonormal(self, weight: Tensor, projections: Tensor | None, training: bool) -> Tensor:
         """Q by its matrices, or where it has few taps, (outputs, inputs, taps, taps), by those."""
@@ -501,20 +513,22 @@ class Circular:
             return kernel_of(matrices, self.torus)[..., : self.torus[0], : self.torus[1]]
         return matrices
 
-    def apply(self, q: Tensor, x: Tensor) -> Tensor:  # (N, inputs, H, W) → (N, outputs, H, W)
+    def apply(
+        self, q: Tensor, x: Tensor, training: bool = False
+    ) -> Tensor:  # (N, inputs, H, W) → (N, outputs, H, W)
         if q.ndim == 3:
-            return apply_symbols(q, x)
+            few = x.device.type == "cpu" and math.prod(self.image) <= FEW_PIXELS and len(x) > 0
+            return apply_by_products(q, x) if training and few and not transformed(x, q) else apply_symbols(q, x)
+        if self.method == "eco":
+            return apply_whole(q, x)
         (high, wide), (up, left) = q.shape[2:], (size // 2 for size in q.shape[2:])
         margins = (left, wide - 1 - left, up, high - 1 - up)
-        high_apart, wide_apart = self.apart
-        steps = (wide_apart, wide_apart, high_apart, high_apart)
-        padded = F.pad(x, [m * s for m, s in zip(margins, steps, strict=True)], mode="circular")
-        return F.conv2d(padded, q, dilation=self.apart)
+        return F.conv2d(F.pad(x, margins, mode="circular"), q)
 
-    def adjoint(self, q: Tensor, z: Tensor) -> Tensor:
+    def adjoint(self, q: Tensor, z: Tensor, training: bool = False) -> Tensor:
         """Qᵀz: taps at opposite places, counted round the circle where their number is even."""
         if q.ndim == 3:
-            return self.apply(q.mH, z)
+            return self.apply(q.mH, z, training)
         even = [1 - size % 2 for size in q.shape[2:]]
         return self.apply(q.transpose(0, 1).flip(2, 3).roll(even, (2, 3)), z)
 
