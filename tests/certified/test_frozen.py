@@ -139,7 +139,7 @@ def test_modules_of_ones_own_are_traced_and_wrappers_are_looked_through():
     layer = lc.ResidualLinear(4, 3)
     assert lc.freeze(Network()).names == ("backbone", "head")
     assert lc.freeze(Named(layer)).names == ("0",)
-    with pytest.raises(lc.NotCertified, match="ModuleList"):
+    with pytest.raises(lc.NotCertified, match=r"ModuleList\): it has no forward method.*nn\.Sequential"):
         lc.audit(nn.ModuleList([layer]), (4,))
     wrappers = (
         nn.DataParallel(layer),
@@ -154,9 +154,9 @@ def test_modules_of_ones_own_are_traced_and_wrappers_are_looked_through():
 
 
 def test_what_freeze_does_not_know_is_refused_by_name():
-    with pytest.raises(lc.NotCertified, match=r"^1 \(LayerNorm\): no rule proves a constant"):
+    with pytest.raises(lc.NotCertified, match=r"^1 \(LayerNorm\): it divides by a norm of its input"):
         freeze(nn.Sequential(lc.ResidualLinear(4, 3), nn.LayerNorm(4)))
-    with pytest.raises(lc.NotCertified, match=r"branches.1 \(LayerNorm\): no rule proves a constant"):
+    with pytest.raises(lc.NotCertified, match=r"branches.1 \(LayerNorm\): it divides by a norm of its input"):
         freeze(lc.layers.ConvexCombination(nn.ReLU(), nn.LayerNorm(4)))
     hooked = nn.Sequential(lc.ResidualLinear(4, 3))
     hooked[0].register_forward_hook(lambda *_: None)

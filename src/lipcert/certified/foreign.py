@@ -521,6 +521,8 @@ def refusal(kind: type) -> str:
         return (
             "it multiplies values that depend on its input, whose slope is unbounded. Replace it by another layer."
         )
+    if kind in (nn.ModuleList, nn.ModuleDict):
+        return "it has no forward method. Pass an nn.Sequential, or the module that uses it."
     return "no rule proves a constant for this module. Replace it, or declare one with lipcert.register_rule."
 
 
