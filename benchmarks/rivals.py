@@ -40,10 +40,11 @@ STEPS, BATCH, NOISE, N = 200, 64, 0.25, 10_000
 
 @functools.cache
 def preset(name: str) -> nn.Module:
-    """A preset, trained with its own loss and frozen."""
+    """A preset, trained with its own loss and frozen; tracked norms take the rate of docs/training.md."""
     with tempfile.TemporaryDirectory() as folder:
-        loss = own_loss(name) or "offset"
-        settings = {"model": name, "loss": loss, "data": "fashion_mnist", "steps": STEPS, "batch_size": BATCH}
+        own = own_loss(name)
+        settings = {"model": name, "loss": own or "offset", "data": "fashion_mnist", "steps": STEPS}
+        settings |= {"batch_size": BATCH, "learning_rate": 0.003 if own else 0.01}
         run = lc.train(TrainConfig(**settings, schedule="linear", threads=1), Path(folder) / "run")
         return run.frozen()
 
