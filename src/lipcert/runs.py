@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from lipcert.attacks.attack import Method
     from lipcert.check import Report
     from lipcert.exporters.export import ExportReport, Format
+    from lipcert.exporters.radius import Precision
     from lipcert.training.loop import Step
 
 T = TypeVar("T")
@@ -717,7 +718,7 @@ class Run(RunFolder):
         result = certify(self.proved(), as_inputs(images.images), images.labels, show=show)
         return Claims(result.labels.tolist(), result.predictions.tolist(), result.radii.tolist())
 
-    def export(self, to: Format, out: str | Path | None = None) -> ExportReport:
+    def export(self, to: Format, out: str | Path | None = None, radius: Precision | None = None) -> ExportReport:
         """Write the frozen network to a file, read it back and prove it again; see ``lipcert.export``."""
         from lipcert.exporters.export import export
 
@@ -728,7 +729,11 @@ class Run(RunFolder):
         certificate = Certificate.of_folder(self.folder)
         if certificate is None and to == "safetensors":
             raise ValueError(f"{self.folder} holds no certificate.json. Run lipcert certify {self.where} first.")
-        return export(self.frozen(), path, to=to, input_shape=self.spec.image_shape, certificate=certificate)
+        inputs = None if radius is None or certificate is None else certificate.inputs(self.folder)[:64]
+        shape = self.spec.image_shape
+        return export(
+            self.frozen(), path, to=to, input_shape=shape, certificate=certificate, inputs=inputs, radius=radius
+        )
 
     def report(self, out: str | Path | None = None, show: Show = _silent) -> Path:
         """Write one page about this run, with its figures and tables beside it; return its path."""

@@ -314,11 +314,12 @@ def walk(proved: Proved, x: Tensor) -> tuple[Tensor, list[Tensor]]:
             # Free what no later part reads.
             values = {place: kept for place, kept in values.items() if last[place] > index} | {index: value}
             if index + 1 < len(proved.parts):
-                sizes.append(_norms_up(value, part.proof.norm))
-    return value, [*sizes, _norms_up(x, proved.norm)]
+                sizes.append(norms_up(value, part.proof.norm))
+    return value, [*sizes, norms_up(x, proved.norm)]
 
 
-def _norms_up(x: Tensor, norm: str) -> Tensor:
+def norms_up(x: Tensor, norm: str) -> Tensor:  # (N, …) → (N,)
+    """The norm of each example in float64, rounded up."""
     # Squares below 2⁻¹⁰²² vanish: at most 2⁻⁵¹¹ for each entry.
     return measure(x.double(), norm) * (1 + g(math.prod(x.shape[1:]) + 4)) + 2.0**-400
 

@@ -20,6 +20,8 @@ class Export:
     """torch or safetensors for lipcert.load (the second with the certificate inside), torch-export, or onnx."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to write; by default network.pt2, network.onnx, network.safetensors or certified.safetensors in RUN."""
+    radius: Literal["float64", "float32"] | None = None
+    """Give an ONNX program in this arithmetic a second output: the certified radius of its answer, rounded down."""
     network: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FUNCTION")] = None
     """The function of your own that builds the network of RUN. If RUN is new, it is made from that network, with
     the weights that it has; --data is needed then."""
@@ -41,7 +43,7 @@ class Export:
 
         try:
             run = open_run(self.run_folder, self.network, self.data, self.data_root, self.label)
-            report = run.export(self.to, self.out)
+            report = run.export(self.to, self.out, self.radius)
         except ExportChanged as change:
             print(f"lipcert: {change}", file=sys.stderr)
             return 1
@@ -53,6 +55,8 @@ class Export:
             "lipschitz": report.lipschitz,
             "difference": report.difference,
             "allowed": report.allowed if math.isfinite(report.allowed) else None,
+            "radius": report.radius,
+            "kept": report.kept,
         }
         emit(record, self.json, str(report))
         return 0

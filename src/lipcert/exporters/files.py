@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lipcert.certified.certificate import FORMAT, halved, sha256_of
+from lipcert.certified.certificate import FORMAT, as_inputs, halved, sha256_of
 from lipcert.certified.network import Network
 from lipcert.certified.op import Shape
 from lipcert.certified.ops import Real
@@ -143,6 +143,15 @@ class Certificate:
         if len(self.content["nodes"]) != len(records.nodes):
             return "number of nodes"
         return None if self.input_shape == records.input_shape else "input shape"
+
+    def inputs(self, folder: Path) -> Tensor:
+        """The inputs that the certificate in ``folder`` is about, as the network sees them."""
+        about = self.content["inputs"]
+        with _archive(beside(folder, about["file"])) as archive:
+            images = archive.get_tensor(about["tensor"]) if about["tensor"] in archive.keys() else None  # noqa: SIM118
+        if images is None or sha256_of(images) != about["sha256"]:
+            raise ValueError(f"{folder / about['file']} must hold the inputs of the certificate. Certify again.")
+        return as_inputs(images)
 
     def stored(self, records: Records) -> Records:
         """The records of this network with every tensor in the precision that the certificate lists."""

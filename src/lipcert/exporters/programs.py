@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 OPSET = 23  # the newest that torch 2.13 writes
-Run = Callable[[Tensor], Tensor]
+Run = Callable[[Tensor], Any]
 
 
 def extra(name: str) -> Any:
@@ -46,13 +46,20 @@ def read_torch_export(path: Path) -> tuple[dict[str, Tensor], Run]:
     return dict(program.state_dict), program.module()
 
 
-def write_onnx(path: Path, network: nn.Module, input_shape: tuple[int, ...], notes: dict[str, str]) -> None:
+def write_onnx(
+    path: Path,
+    network: nn.Module,
+    input_shape: tuple[int, ...],
+    notes: dict[str, str],
+    outputs: tuple[str, ...] = ("logits",),
+    dtype: torch.dtype = torch.float32,
+) -> None:
     onnx, _, _ = (extra(name) for name in ("onnx", "onnxscript", "onnxruntime"))  # the last to compare
     with _quiet():
         made = torch.onnx.export(
-            _program(network, input_shape),
+            _program(network, input_shape, dtype),
             input_names=["images"],
-            output_names=["logits"],
+            output_names=outputs,
             opset_version=OPSET,
             dynamo=True,
             optimize=False,
@@ -105,7 +112,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
-    """(tensors that the graph uses, onnxruntime to run it)."""
+    """(tensors that the graph uses, onnxruntime to run it); of several outputs it gives a tuple."""
     onnx, runtime = extra("onnx"), extra("onnxruntime")
     model = onnx.load(path)
     used = {name for node in model.graph.node for name in node.input}
@@ -122,21 +129,26 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], Run]:
     options.log_severity_level = 3  # errors; it warns about what it does not fold
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
+    def run(x: Tensor) -> Any:
+        outputs = tuple(map(torch.from_numpy, session.run(None, {"images": x.numpy()})))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     return {name: torch.from_numpy(value.copy()) for name, value in found.items()}, run
 
 
-def _program(network: nn.Module, input_shape: tuple[int, ...]) -> torch.export.ExportedProgram:
+def _program(
+    network: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> torch.export.ExportedProgram:
     """The program of a network, whose ops own their tensors: a view would be stored with all it is a view of."""
     with torch.no_grad():
         network(
-            torch.zeros(1, *input_shape)
+            torch.zeros(1, *input_shape, dtype=dtype)
         )  # sizes that follow from the input are computed here, not in the program
     batch = {0: torch.export.Dim("batch")}
     try:
-        program = torch.export.export(network.eval(), (torch.zeros(2, *input_shape),), dynamic_shapes=(batch,))
+        program = torch.export.export(
+            network.eval(), (torch.zeros(2, *input_shape, dtype=dtype),), dynamic_shapes=(batch,)
+        )
     except Exception as error:  # torch raises many kinds for what it cannot trace
         first = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise ValueError(f"the network must be one that torch.export can trace; got {first}. Replace it.") from None
