@@ -67,7 +67,7 @@ def tidy(markup: str) -> str:
     """``markup`` with bars and slashes set as brackets are, and indices of a letter with a hat where they belong.
 
     A browser gives a bar the space of a relation, lets a double bar grow with the line, and lifts a superscript
-    above the hat. The converter sets the index of a hat below the letter.
+    above the hat or tilde. The converter sets the index of a hat below the letter and no space beside functions.
     """
     markup = re.sub(r"<mo[^>]*>([|‖/])</mo>", r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', markup)
     markup = re.sub(r"<mn>(\d),(\d)</mn>", r"<mn>\1</mn><mo>,</mo><mn>\2</mn>", markup)  # a pair, not a number
@@ -75,13 +75,13 @@ def tidy(markup: str) -> str:
     name, space = r"<mi[^>]*>[a-z]{2,}</mi>\s*<mo>&ApplyFunction;</mo>", '<mspace width="0.1667em"></mspace>'
     markup = re.sub(rf"({name})(?!\s*<mo[^>]*>[(‖|])", rf"\1{space}", markup)
     markup = re.sub(rf"(</m(?:i|n|sub|sup)>\s*)({name})", rf"\1{space}\2", markup)
-    markup = re.sub(r"<mo>(max|min)</mo>(?=\s*<mo[^>]*>\()", r'<mo rspace="0">\1</mo>', markup)
+    markup = re.sub(r"<mo>(max|min)</mo>(?=\s*<mo[^>]*>[(‖])", r'<mo lspace="0.1em" rspace="0">\1</mo>', markup)
     letter, index = r"(<mi[^>]*>[^<]*</mi>)", r"(<m(?:i|n)>[^<]*</m(?:i|n)>|<mrow>(?:(?!<mrow>|</mrow>).)*</mrow>)"
-    under = rf"<munderover>\s*{letter}\s*{index}\s*(<mo[^>]*>[\^ˆ]</mo>)\s*</munderover>"
+    under = rf"<munderover>\s*{letter}\s*{index}\s*(<mo[^>]*>[\^ˆ~˜]</mo>)\s*</munderover>"
     markup = re.sub(under, r"<msub><mover>\1\3</mover>\2</msub>", markup, flags=re.DOTALL)
     prime = rf"<msup>\s*{letter}\s*<m[io][^>]*>′</m[io]>\s*</msup>"  # the sign is raised by itself
     markup = re.sub(prime, r'<mrow>\1<mo lspace="0" rspace="0">′</mo></mrow>', markup)
-    hat = rf"<mover[^>]*>\s*{letter}\s*<mo[^>]*>[\^ˆ]</mo>\s*</mover>"
+    hat = rf"<mover[^>]*>\s*{letter}\s*<mo[^>]*>[\^ˆ~˜]</mo>\s*</mover>"
     return re.sub(hat, r'<mpadded height="0.7em">\g<0></mpadded>', markup)
 
 
