@@ -34,6 +34,7 @@ from lipcert.data.registry import load_data
 from lipcert.experiments.compare import Row, finished_rows
 from lipcert.experiments.comparison import Comparison
 from lipcert.experiments.cost import inference_seconds, step_seconds
+from lipcert.experiments.paper import PAPER
 from lipcert.experiments.plan import Spread, spread
 from lipcert.files import atomic_file, write_json
 from lipcert.models.build import build
@@ -200,18 +201,61 @@ def summary_block(folder: Path) -> str:
 
 
 def headline_block(folder: Path) -> str:
-    """Three methods on both data sets, each row with its budget, for the README."""
-    lines = []
+    """The best network and three methods on two data sets, each row with its budget, for the README."""
+    radii, lines = ("36/255", "72/255", "108/255"), []
+    best = {row.data: (row, record) for row, record in budget_rows(folder.parent / "budgets")}
     for name, title in (("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
         plan = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["plan"]
         rows = {row.method: row for row in merged_rows(folder / f"{name}.json")}
-        for method in ("sll", "cpl_surrogate", "orthogonal"):
-            row = rows[method]
-            budget = f"{plan['seconds'] / 60:g} CPU minutes, {row.seeds} seed{'s' * (row.seeds > 1)}"
-            shares = [row.natural.percent(), *(row.certified[r].percent() for r in ("36/255", "72/255", "108/255"))]
-            lines.append([title, method, budget, *shares])
-    head = ["data", "method", "budget", "natural", "certified 36/255", "72/255", "108/255"]
+        named = [(f"{m}_{plan['size']}", rows[m], plan["seconds"]) for m in ("sll", "cpl_surrogate", "orthogonal")]
+        if name in best:
+            row, record = best[name]
+            named.insert(0, (f"{row.method}_{record['plan']['size']}", row, spent(row, record)))
+        for network, row, seconds in named:
+            budget = f"{seconds / 60:.3g} CPU minutes, {row.seeds} seed{'s' * (row.seeds > 1)}"
+            shares = [row.natural.percent(), *(row.certified[radius].percent() for radius in radii)]
+            lines.append([title, f"`{network}`", budget, *shares])
+    head = ["data", "network", "budget", "natural", "certified 36/255", "72/255", "108/255"]
     return markdown_table(head, lines)
+
+
+def budget_rows(folder: Path) -> list[tuple[Row, dict]]:
+    """Each row of the files in ``folder`` with its record, the smallest budget first."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    pairs = [(row, record) for record in records for row in rows_of(record)]
+    return sorted(pairs, key=lambda pair: pair[1]["plan"]["seconds"])
+
+
+def spent(row: Row, record: dict) -> float:
+    """The most CPU seconds that a run of a row took, one evaluation included."""
+    prefix = f"{row.data}-{row.method}"
+    return max(run["cpu_seconds"] for run in record["runs"] if run["run"].rpartition("-")[0] == prefix)
+
+
+def budgets_block(folder: Path) -> str:
+    """What a budget of one CPU thread gives on each data set, and below it the paper's smallest network."""
+    titles = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+    titles |= {"tiny_imagenet": "TinyImageNet"}
+    images = {"fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
+    radii, tables = ("36/255", "72/255", "108/255", "1"), (PAPER.tables["table1"], PAPER.tables["table2"])
+    found, lines = budget_rows(folder), []
+    for data, title in titles.items():
+        mine = [pair for pair in found if pair[0].data == data]
+        for row, record in mine:
+            plan = record["plan"]
+            epochs = row.steps * plan["batch_size"] / images[data]
+            budget = f"{spent(row, record) / 60:.1f} CPU minutes, {epochs:.0f} epochs"
+            shares = [row.natural.percent(), *(row.certified[name].percent() for name in radii)]
+            lines.append([title, f"`{row.method}_{plan['size']}`", str(row.seeds), budget, *shares])
+        for one in (one for table in tables for one in table.rows if mine and one.model == "SLL Small"):
+            if one.data == data:
+                shares = ["–" if number is None else f"{number:.1f}" for number in one.numbers[:5]]
+                lines.append([title, "SLL Small, the paper", "3", "GPUs, 1000 epochs", *shares])
+    commands = {
+        path: json.loads(path.read_text(encoding="utf-8"))["command"] for path in sorted(folder.glob("*.json"))
+    }
+    files = "\n".join(f"- `{command}` → `{path.relative_to(ROOT)}`" for path, command in commands.items())
+    return f"{markdown_table(['data', 'network', 'seeds', 'budget', 'natural', *radii], lines)}\n\n{files}"
 
 
 def comparison_block(path: Path) -> str:
@@ -341,6 +385,7 @@ def blocks() -> dict[str, str]:
     found = {"steps": steps_block(ROOT / "results/step-cost.json")}
     found["summary"] = summary_block(ROOT / "results/comparison")
     found["headline"] = headline_block(ROOT / "results/comparison")
+    found["budgets"] = budgets_block(ROOT / "results/budgets")
     found["reviews"] = reviews_block(ROOT / "results/hostile.json")
     found["times"] = times_block(ROOT / "results/reproduce-times.json")
     found["rivals"] = rivals_block(ROOT / "results/rivals.jsonl")
@@ -356,7 +401,7 @@ def blocks() -> dict[str, str]:
 def page(text: str) -> str:
     """``text`` with every marked block written anew; a mark without a result is an error."""
     found = blocks()
-    names = r"(?:comparison|attacked|reproduced)-\S+|steps|summary|headline|reviews|times|rivals"
+    names = r"(?:comparison|attacked|reproduced)-\S+|steps|summary|headline|budgets|reviews|times|rivals"
     for name in re.findall(rf"<!-- ({names}):begin -->", text):
         if name not in found:
             raise ValueError(f"no result for {name}; results/ has {', '.join(sorted(found))}")

@@ -10,7 +10,10 @@ from lipcert.attacks.evidence import contradictions, summary
 from paths import ROOT
 
 ATTACKED = sorted((ROOT / "results" / "attacked").glob("*.json"))
-COMPARED = [path for path in (ROOT / "results" / "comparison").glob("*.json") if ".rates" not in path.name]
+COMPARED = [
+    *(path for path in (ROOT / "results" / "comparison").glob("*.json") if ".rates" not in path.name),
+    *(ROOT / "results" / "budgets").glob("*.json"),
+]
 
 
 def evidence(name="evidence"):

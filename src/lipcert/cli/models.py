@@ -58,7 +58,7 @@ class Models:
             ]
             small = (
                 "Small, for a CPU"
-                if name.endswith(("nano", "tiny", "table", "deep", "dense"))
+                if name.endswith(("nano", "tiny", "table", "deep", "deep64", "dense"))
                 else "The sizes of the paper"
             )
             title = small if spec.layout == "flat" else "Rivals as published"

@@ -48,6 +48,18 @@ _SIZES: dict[str, dict[str, Any]] = {
         "dense_hidden": 128,
         "init": "orthogonal",
     },
+    "deep64": {  # the same for images of 64 × 64
+        "image_shape": (3, 64, 64),
+        "num_classes": 200,
+        "stem": 8,
+        "channels": 192,
+        "conv_layers": 4,
+        "conv_hidden": 48,
+        "pool": 2,
+        "dense_layers": 12,
+        "dense_hidden": 192,
+        "init": "orthogonal",
+    },
     "dense": {  # the same without convolutions, for small gray images
         "channels": 1,
         "image_shape": (1, 28, 28),
@@ -124,7 +136,7 @@ def _register(name: str, defaults: dict[str, Any]) -> None:
 _PAPER_METHODS = ("sll", "sll_shifted", "sll_surrogate", "sll_sampled_gradient", "sll_sampled_surrogate", "cpl")
 _RESIDUAL_METHODS = ("sll", "sll_shifted", "sll_surrogate", "aol", "cpl", "cpl_surrogate", "rescaled")
 for _size, _fields in _SIZES.items():
-    _methods = {"deep": _RESIDUAL_METHODS, "dense": _RESIDUAL_METHODS}.get(_size, _PAPER_METHODS)
+    _methods = _RESIDUAL_METHODS if _size.startswith(("deep", "dense")) else _PAPER_METHODS
     for _method in get_args(Method) if _size in ("nano", "tiny") else _methods:
         _kernel = 2 if _method == "eco" else 3  # ECO's must divide the image
         _head = "plain" if _method in ("gloro", "local", "local_maxmin") else "normalized"  # as published
