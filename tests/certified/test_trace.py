@@ -131,7 +131,11 @@ def functional(net, x):
 TRACED = {
     "a shuffle of channels": (lambda: of(lambda net, x: shuffled(x)), (4, 3, 3), 1.0),
     "a global pool by size": (lambda: of(lambda net, x: F.avg_pool2d(x, x.size()[2:])), (2, 4, 4), 0.25),
-    "MaxMin": (lambda: of(maxmin), (6,), None),
+    "MaxMin": (lambda: of(maxmin), (6,), 1.0),
+    "MaxMin of images": (lambda: of(lambda net, x: minmax(x, (4, 4), 1)), (8, 2, 3), 1.0),
+    "MaxMin along the last axis": (lambda: of(lambda net, x: minmax(x, 3, -1)), (2, 6), 1.0),
+    "the maxima of halves twice": (lambda: of(lambda net, x: doubled(x)), (6,), math.sqrt(2) * math.sqrt(2)),
+    "halves of another axis": (lambda: of(lambda net, x: minmax(x, 2, 1, 2)), (4, 2), 2.0),
     "a functional convolution": (lambda: of(functional, layer=nn.Conv2d(2, 3, 3)), (2, 5, 5), None),
     "a product with a matrix": (lambda: of(lambda net, x: x @ net.w, w=parameter(4, 3)), (4,), None),
     "centered by its mean": (
@@ -168,6 +172,13 @@ TRACED = {
         (2,),
         9,
     ),
+    "circular padding of its own": (
+        lambda: of(
+            lambda net, x: F.conv2d(F.pad(x, (1, 1, 2, 0), mode="circular"), net.w), w=parameter(2, 2, 3, 3)
+        ),
+        (2, 5, 5),
+        None,
+    ),
     "padded channels": (lambda: of(lambda net, x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 2))), (2, 4, 4), 1.0),
     "padded entries of a vector": (lambda: of(lambda net, x: F.pad(x, (1, 2), value=0.5)), (3,), 1.0),
     "stacked": (lambda: of(lambda net, x: torch.stack([x, -x], dim=2)), (3,), math.sqrt(2)),
@@ -187,6 +198,16 @@ def diagonal(value):
 def maxmin(net, x):
     a, b = x.chunk(2, dim=1)
     return torch.cat((torch.maximum(a, b), torch.minimum(a, b)), dim=1)
+
+
+def minmax(x, sizes, axis, put=None):
+    a, b = x.split(sizes, axis) if isinstance(sizes, tuple) else x.chunk(2, axis)
+    return torch.cat((torch.minimum(b, a), torch.maximum(a, b)), dim=axis if put is None else put)
+
+
+def doubled(x):
+    a, b = x.chunk(2, dim=1)
+    return torch.cat((torch.maximum(a, b), torch.maximum(b, a)), dim=1)
 
 
 def in_place_after(net, x):
@@ -265,6 +286,14 @@ def test_graph_modules_of_torch_are_followed():
         scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(lc.NotCertified, match="TorchScript"):
         lc.audit(scripted, (2,))
+
+
+def test_a_convolution_behind_circular_padding_is_a_circular_one():
+    layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")
+    model = of(lambda net, x: F.conv2d(F.pad(x, (1, 1, 1, 1), "circular"), net.f.weight), f=layer)
+    assert lc.lipschitz_bound(model, (2, 6, 6)) == lc.lipschitz_bound(layer, (2, 6, 6))
+    twice = of(lambda net, x: F.conv2d(F.pad(x, (1, 1, 1, 1), "circular"), net.f.weight, padding=1), f=layer)
+    assert lc.lipschitz_bound(twice, (2, 6, 6)) > lc.lipschitz_bound(layer, (2, 6, 6))
 
 
 # --- What is refused, with the line ---

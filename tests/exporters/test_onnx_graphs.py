@@ -301,4 +301,5 @@ def test_exports_of_orthogonium(tmp_path):
     found, shape = read_graph(exported(tmp_path / "m.onnx", network, (1, 8, 8)))
     report = lc.audit(found, shape)
     assert report.ok
-    assert largest_jacobian(found, shape) <= report.lipschitz
+    # MaxMin and circular padding are recognized: by steps they would be 4.
+    assert largest_jacobian(found, shape) <= report.lipschitz <= 1.1

@@ -51,9 +51,14 @@ INSTEAD = {
 
 @dataclass(frozen=True)
 class Ref:
-    """A value that depends on the input: what that node computes."""
+    """A value that depends on the input: what that node computes.
+
+    ``form`` says what it is of another node: ("half", node, axis, which), ("max" or "min" of both, node, axis) or
+    ("circular", node, padding).
+    """
 
     name: str
+    form: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,8 +347,31 @@ def _of_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def concatenate(make: Maker, tensors: Any, dim: Any = 0) -> Ref:
-    refs = _refs(tensors)
-    return make.emit(ops.Concat(inner_axis(_whole(dim)), len(refs)), *refs)
+    refs, axis = _refs(tensors), inner_axis(_whole(dim))
+    kinds = [ref.form[:1] for ref in refs]
+    if kinds in ([("max",), ("min",)], [("min",), ("max",)]) and refs[0].form[1:] == refs[1].form[1:]:
+        _, source, split = refs[0].form
+        if split == axis:
+            return _max_min(make, Ref(source), axis, descending=kinds[0] == ("max",))
+    return make.emit(ops.Concat(axis, len(refs)), *refs)
+
+
+def _max_min(make: Maker, x: Ref, axis: int, *, descending: bool) -> Ref:
+    """The maxima of the halves of x, then the minima: x sorted in pairs, so that its constant is 1 and not 2."""
+    halves = make.flexible(_halved, x, axis, isometry=True)
+    pairs = axis if axis >= 0 else axis - 1  # there is one more axis now
+    return make.flexible(_joined, make.emit(ops.GroupSort(2, pairs, descending), halves), pairs, isometry=True)
+
+
+def _halved(axis: int, shape: Shape) -> Op:
+    place = example_axis(axis, shape)
+    require(shape[place] % 2 == 0, f"an axis of {shape[place]} has no two halves of one size.")
+    return reshape(shape, (*shape[:place], 2, shape[place] // 2, *shape[place + 1 :]))
+
+
+def _joined(axis: int, shape: Shape) -> Op:
+    place = example_axis(axis, shape)
+    return reshape(shape, (*shape[:place], 2 * shape[place + 1], *shape[place + 2 :]))
 
 
 def _refs(tensors: Any) -> list[Ref]:
@@ -368,13 +396,21 @@ def maximum(make: Maker, x: Any, y: Any) -> Ref:
     if number(x) is not None:
         return maximum(make, y, x)
     both = stack(make, [x, y], dim=1)
-    return make.flexible(_drop, make.flexible(_maxima, both, (0,)), (0,), isometry=True)
+    result = make.flexible(_drop, make.flexible(_maxima, both, (0,)), (0,), isometry=True)
+    return replace(result, form=_of_halves("max", x, y))
+
+
+def _of_halves(name: str, x: Any, y: Any) -> tuple[Any, ...]:
+    """The form of the maximum or minimum of both halves of one value."""
+    forms = [value.form if isinstance(value, Ref) and value.form[:1] == ("half",) else None for value in (x, y)]
+    same = None not in forms and forms[0][1:3] == forms[1][1:3] and {forms[0][3], forms[1][3]} == {0, 1}  # type: ignore[index]
+    return (name, *forms[0][1:3]) if same else ()  # type: ignore[index]
 
 
 def minimum(make: Maker, x: Any, y: Any) -> Ref:
     negated = [-value if number(value) is not None else neg(make, value) for value in (x, y)]
     result: Ref = neg(make, maximum(make, *negated))
-    return result
+    return replace(result, form=_of_halves("min", x, y))
 
 
 def clamp(make: Maker, x: Any, min: Any = None, max: Any = None) -> Ref:
@@ -645,7 +681,13 @@ def _indexed(written: Sequence[Any], shape: Shape) -> Op:
 def chunk(make: Maker, x: Any, chunks: int, dim: int = 0) -> Pieces:
     x, axis, count = _one(x), inner_axis(_whole(dim)), _whole(chunks)
     require(count > 0, f"the number of chunks must be positive, got {count}.")
-    return Pieces(lambda index: make.flexible(_chunk, x, index, count, axis, isometry=True), count)
+    return Pieces(
+        lambda index: replace(
+            make.flexible(_chunk, x, index, count, axis, isometry=True),
+            form=("half", x.name, axis, index) if count == 2 else (),
+        ),
+        count,
+    )
 
 
 def _chunk(index: int, count: int, axis: int, shape: Shape) -> Op:
@@ -658,10 +700,14 @@ def split(make: Maker, x: Any, sizes: Any, dim: int = 0) -> Pieces:
     if not isinstance(sizes, (tuple, list)):
         return Pieces(lambda index: make.flexible(_equal_piece, x, index, sizes, axis, isometry=True), None)
     starts = [sum(map(_whole, sizes[:place])) for place in range(len(sizes))]
-    take = lambda index: make.flexible(  # noqa: E731
-        _exact_piece, x, starts[index], sizes[index], sum(sizes), axis, isometry=True
+    halves = len(sizes) == 2 and sizes[0] == sizes[1]
+    return Pieces(
+        lambda index: replace(
+            make.flexible(_exact_piece, x, starts[index], sizes[index], sum(sizes), axis, isometry=True),
+            form=("half", x.name, axis, index) if halves else (),
+        ),
+        len(sizes),
     )
-    return Pieces(take, len(sizes))
 
 
 def _equal_piece(index: int, size: int, axis: int, shape: Shape) -> Op:
@@ -814,7 +860,16 @@ def _convolution(kind: type[nn.Module], axes: int) -> Callable[..., Ref]:
         _require_constants(weight, bias)
         require(weight.ndim == axes + 2, f"its kernel must have {axes} axes for taps, got {tuple(weight.shape)}.")
         settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return make.module(_one(x), _bare(kind, weight=weight, bias=bias, padding_mode="zeros", **settings))
+        mode, x = "zeros", _one(x)
+        if x.form[:1] == ("circular",) and padding in (0, (0,) * axes, [0] * axes, "valid"):
+            _, source, sides = x.form
+            apart = dilation if isinstance(dilation, (tuple, list)) else (dilation,) * axes
+            reach = [d * (k - 1) for d, k in zip(apart, weight.shape[2:], strict=True)]
+            fits = len(sides) == 2 * axes and sides[::2] == sides[1::2]
+            if fits and all(2 * side <= r for side, r in zip(sides[::-2], reach, strict=True)):  # no output twice
+                mode, x = "circular", Ref(source)
+                settings["_reversed_padding_repeated_twice"] = sides
+        return make.module(x, _bare(kind, weight=weight, bias=bias, padding_mode=mode, **settings))
 
     return call
 
@@ -873,7 +928,10 @@ def padded(make: Maker, x: Any, pad: Any, mode: str = "constant", value: float |
     value = 0.0 if value is None else float(value)
     modes = ("constant", "circular", "reflect", "replicate")
     require(mode in modes and math.isfinite(value), f"padding has no proof for mode {mode!r} and value {value}.")
-    return make.emit(foreign.flexible(foreign.pad, mode, sides, value), _one(x))
+    x = _one(x)
+    padding = make.emit(foreign.flexible(foreign.pad, mode, sides, value), x)
+    wraps = mode == "circular" and all(isinstance(side, int) and side >= 0 for side in sides)
+    return replace(padding, form=("circular", x.name, sides) if wraps else ())
 
 
 def interpolate(

@@ -38,6 +38,7 @@ from lipcert.certified.network import (
     as_shape,
     constant_after,
     prove_network,
+    reached,
     require_ieee,
 )
 from lipcert.certified.norms import known_norm
@@ -102,7 +103,7 @@ def freeze(model: nn.Module, input_shape: Shape | None = None) -> Network:
     with _evaluating(model):
         graph = _Graph(parametrized=True, freezing=True)
         graph.add(model, "", INPUT)
-        folded = _fold_shifts(graph.nodes, graph.shifts)
+        folded = _fold_shifts(reached(graph.nodes), graph.shifts)
         nodes = [dataclasses.replace(node, op=_in_float32(node)) for node in folded]
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
         frozen = Network(_fold_scale(nodes)).eval()
@@ -233,7 +234,7 @@ class _Graph:
         self.traced = False  # whether a forward of a user was followed
 
     def network(self) -> Network:
-        return Network(_fold_scale(self.nodes, self.heads))
+        return Network(_fold_scale(reached(self.nodes), self.heads))
 
     def add(self, module: nn.Module, name: str, source: str) -> str:
         """Append the ops of ``module``, which reads the node ``source``; give the name of its last node."""

@@ -41,6 +41,17 @@ class Node:
     line: str = ""  # of the user's code, if a forward method was traced
 
 
+def reached(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that the last one needs."""
+    kept: list[Node] = []
+    needed: set[str] = set()
+    for node in reversed([*nodes]):
+        if not kept or node.name in needed:
+            kept.append(node)
+            needed.update(node.inputs)
+    return kept[::-1]
+
+
 class Network(nn.Module):
     """What ``freeze`` returns: ops with buffers and no parameters, run in order.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from lipcert.certified import calls, ops
 from lipcert.certified.calls import Maker, Ref
 from lipcert.certified.foreign import FOREIGN
-from lipcert.certified.network import INPUT, Network, Node
+from lipcert.certified.network import INPUT, Network, Node, reached
 from lipcert.certified.op import Op, Shape, require
 from lipcert.certified.ops import BATCH
 from lipcert.certified.trace import near
@@ -57,11 +57,7 @@ class _Graph:
         """The nodes that the result needs."""
         names = [node.name for node in self.nodes]
         require(isinstance(result, Ref) and result.name in names, "its output must be computed from its input.")
-        needed = {result.name}
-        for node in reversed(self.nodes):
-            needed |= set(node.inputs) if node.name in needed else set()
-        kept = self.nodes[: names.index(result.name) + 1]
-        return Network([node for node in kept if node.name in needed]).eval()
+        return Network(reached(self.nodes[: names.index(result.name) + 1])).eval()
 
 
 @dataclass(frozen=True)
