@@ -161,7 +161,10 @@ def _gemm(node: _Call) -> Any:
     node.expect(transA=0)
     weight, bias = node.constant(1), node.constant(2)
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
-    y = calls.matmul(node.make, node.ref(), weight.mT if node.get("transB", 0) else weight)
+    rows = weight if node.get("transB", 0) else weight.mT
+    if alpha == beta == 1 and (bias is None or bias.shape == rows.shape[:1]):
+        return calls.linear(node.make, node.ref(), rows, bias)
+    y = calls.matmul(node.make, node.ref(), rows.mT)
     y = y if alpha == 1 else calls.mul(node.make, y, alpha)
     return y if bias is None else calls.add(node.make, y, bias if beta == 1 else bias.double() * beta)
 
