@@ -32,7 +32,8 @@ LOSSES = {  # MultiMargin calls one function of torch, which ends the process on
     "kr": lc.losses.KR,
     "hkr": lc.losses.HKR,
 }
-MODELS = ("sll_nano", "soc_5", "liresnet_nano")
+ONE_LAYER_EACH = {"conv_layers": 1, "dense_layers": 1}  # another one does the same
+MODELS = {"sll_nano": ONE_LAYER_EACH, "soc_5": {}, "liresnet_nano": ONE_LAYER_EACH}
 
 
 def register() -> None:
@@ -101,7 +102,7 @@ def loss_step(name: str) -> None:
 
 def model_step(name: str) -> None:
     """A training step of a preset."""
-    model = lc.create_model(name, num_classes=CLASSES, image_shape=(3, 32, 32)).train()
+    model = lc.create_model(name, num_classes=CLASSES, image_shape=(3, 32, 32), **MODELS[name]).train()
     with FakeTensorMode():
         logits = move(model)(torch.rand(2, 3, 32, 32, device=DEVICE))
         constant = lc.layers.lipschitz_estimate(model[0]) if name.startswith("liresnet") else 1.0
