@@ -253,7 +253,7 @@ class _Impostor(nn.ReLU):
 @pytest.mark.parametrize(
     ("module", "cure"),
     [
-        (nn.LayerNorm(2), "Replace it"),
+        (nn.LayerNorm(2), "Use batch normalization"),
         (nn.GLU(), "Replace it"),
         (nn.Bilinear(2, 2, 2), "Replace it"),
         (_Impostor(), "Pass the shape"),

@@ -853,7 +853,7 @@ def load(path: str | Path, *, network: Builder | nn.Module | str | None = None) 
         network: for the run folder of a network of your own, what builds it; see ``lipcert.Run``.
     """
     place = Path(path)
-    if place.suffix == ".onnx":
+    if place.suffix == ".onnx" and place.is_file():
         return read_graph(place)[0]
     if place.is_file() and exported_shape(place) is not None:
         return load_frozen(place)
