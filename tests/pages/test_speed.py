@@ -23,6 +23,8 @@ RECORD = json.loads((ROOT / "results" / "scaling.json").read_text(encoding="utf-
         ("results", "speed", "speed", "tables", "speed"),
         ("results", "speed", "speed", "others_table", "others"),
         ("results", "speed", "speed", "torus_table", "torus"),
+        ("docs", "peers", "peers", "ahead", "ahead"),
+        ("results", "peers", "peers", "table", "peers"),
         ("results", "pipeline", "pipeline", "page", "pipeline"),
         ("results", "cost", "scaling", "tables", "scaling"),
     ],
