@@ -21,7 +21,7 @@ class Predict:
         tyro.conf.arg(metavar="IMAGE [IMAGE ...]", help_behavior_hint="(required)"),
     ]
     """Image files, folders or archives of images, or arrays in .npy and .npz files, of bytes or from 0 to 1."""
-    model: str = "digits"
+    model: Annotated[str, tyro.conf.arg(metavar="NAME|RUN|FILE")] = "digits"
     """A trained network, see `lipcert models --pretrained`; or a run folder, an exported file, or someone/model on
     the hub."""
     zoo: Path | None = None
