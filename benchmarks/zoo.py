@@ -93,8 +93,9 @@ def make(run: lc.Run, folder: Path, examples: int) -> Entry:
     model, data = run.model(), run.test_data()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(parameter.half())
+            if parameter.ndim > 1 and parameter.any():
+                scale = parameter.abs().max().log2().ceil().exp2()  # as freezing scales it
+                parameter.copy_((parameter / scale).half() * scale)
     network = lc.freeze(model)
     proved = prove(network, data.image_shape)
     whole = certify(proved, data.inputs(), data.labels, show=lambda done, total: print(f"\r{done}/{total}", end=""))
