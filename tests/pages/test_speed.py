@@ -25,6 +25,7 @@ RECORD = json.loads((ROOT / "results" / "scaling.json").read_text(encoding="utf-
         ("results", "speed", "speed", "torus_table", "torus"),
         ("docs", "peers", "peers", "ahead", "ahead"),
         ("results", "peers", "peers", "table", "peers"),
+        ("results", "lag", "lag", "page", "lag"),
         ("results", "pipeline", "pipeline", "page", "pipeline"),
         ("results", "cost", "scaling", "tables", "scaling"),
     ],

@@ -45,6 +45,7 @@ __all__ = ["AOL", "SLL", "Bound", "Full", "Optimal", "Orthogonal", "Rescaled", "
 
 LOG_RATIO_LIMIT = 40.0  # e^40 times any Gram fits in float32
 FIRST_STEPS = 30  # of the power iteration when a layer is built
+DENSE_STEPS = 3  # of each training step, where a step is two products with a vector; a convolution takes one
 
 
 class Bound(Fixed, abc.ABC):
@@ -246,8 +247,8 @@ class Spectral(Bound):
     Args:
         iterations: k.
         form: ``exact``, or ``surrogate``: in training mode an estimate from below, as in the published layers; the
-            bound above in evaluation mode. Not certifiable in training mode. The estimate is one step of power
-            iteration that continues from the step before, on a coarse grid of frequencies for a convolution.
+            bound above in evaluation mode. Not certifiable in training mode. The estimate is three steps of power
+            iteration that continue from the step before, or one on a coarse grid of frequencies for a convolution.
     """
 
     iterate: Tensor | None
@@ -291,7 +292,8 @@ class Spectral(Bound):
     def _step(self, columns: Columns) -> tuple[Tensor, Tensor]:
         """(‖Wv‖² for each group, v), and v is kept for the next step."""
         before = iterate_of(columns) if self.iterate is None else self.iterate
-        per_group, after = squared_norm_estimate(columns, before, FIRST_STEPS if self.iterate is None else 1)
+        steps = FIRST_STEPS if self.iterate is None else DENSE_STEPS if columns.is_dense else 1
+        per_group, after = squared_norm_estimate(columns, before, steps)
         if self.iterate is not None and not transformed(columns.taps):
             self.iterate.copy_(after)
         return per_group, after
