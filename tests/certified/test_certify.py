@@ -56,7 +56,7 @@ def test_radii_survive_a_search_and_cost_almost_nothing(trained):
     assert (real.radii - result.radii).max() < 1e-9
     assert result.certified_accuracy(0.0) <= result.natural_accuracy
     assert re.fullmatch(
-        r"CertificationResult\(397 inputs, \d+ right; l2 radii: .*median 0\..*float64\)", repr(result)
+        r"CertificationResult\(397 inputs, \d+ certified; l2 radii: .*median 0\..*float64\)", repr(result)
     )
     # A step of exactly the radius, along the gradient of the smallest margin, and projected ascent inside the ball.
     wide, some = frozen.double(), result.radii > 0

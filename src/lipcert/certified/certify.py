@@ -69,7 +69,7 @@ class CertificationResult:
             f"up to {float(radii.max()):.3g}, median {float(radii.median()):.3g}" if len(radii) else "none positive"
         )
         return (
-            f"CertificationResult({len(self.radii)} inputs, {int(self.correct.sum())} right; {self.norm} radii: "
+            f"CertificationResult({len(self.radii)} inputs, {len(radii)} certified; {self.norm} radii: "
             f"{some}; arithmetic: {self.arithmetic})"
         )
 
