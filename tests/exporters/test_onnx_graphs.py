@@ -14,7 +14,7 @@ import lipcert as lc
 from lipcert.cli.audit import Audit
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+runtime = pytest.importorskip("onnxruntime")
 from lipcert.exporters.onnx_graphs import OPS, read_graph  # noqa: E402
 
 RANDOM = np.random.default_rng(0)
@@ -187,6 +187,128 @@ def test_what_is_refused_names_the_node(name, tmp_path):
     path = written(tmp_path / "m.onnx", [(a, b, dict(c)) for a, b, c in nodes], **stored)
     with pytest.raises(lc.NotCertified, match=words):
         read_graph(path)
+
+
+# --- Files that are made to deceive: where examples hide a difference, only the reading counts ---
+
+HIDDEN = [("Mul", ["x", "huge"], {}), ("Mul", ["v0", "zero"], {}), ("Add", ["x", "v1"], {"results": ["u"]})]
+HUGE = {"huge": np.float32(1e12), "zero": np.float32(0)}  # near(…) allows for the largest value on the way
+
+
+def reads_and_computes(path, x):
+    """What was read, and what onnxruntime computes at x."""
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return read_graph(path)[0](x), torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+@pytest.mark.parametrize("alpha", [None, 1 / 6, 1 / 6 + 9e-7, -3.0])
+def test_the_slope_of_a_hard_sigmoid_is_that_of_the_file(tmp_path, alpha):
+    settings = {} if alpha is None else {"alpha": alpha}
+    path = written(tmp_path / "m.onnx", [("HardSigmoid", ["x"], settings)], ("n", 4))
+    constant = lc.audit(*read_graph(path)).lipschitz
+    true = abs(float(np.float32(0.2 if alpha is None else alpha)))
+    assert true <= constant <= true * (1 + 1e-8)
+
+
+def test_constants_of_defaults_are_those_of_float32(tmp_path):
+    path = written(tmp_path / "m.onnx", [("Selu", ["x"], {})], ("n", 4))
+    assert lc.audit(*read_graph(path)).lipschitz >= float(np.float32(1.6732632)) * float(np.float32(1.050701))
+    zeros = {"a": np.ones(4, np.float32)} | {name: np.zeros(4, np.float32) for name in "bcd"}
+    path = written(tmp_path / "m.onnx", [("BatchNormalization", ["x", *"abcd"], {})], ("n", 4), **zeros)
+    assert lc.audit(*read_graph(path)).lipschitz >= 1 / math.sqrt(float(np.float32(1e-5)))
+
+
+def test_slopes_of_another_axis_than_the_channels_are_refused(tmp_path):
+    nodes = [("Add", ["x", "b"], {}), ("PRelu", ["v0", "a"], {})]  # no example is negative there
+    stored = {"a": np.array([1, 2, 3, 4], np.float32), "b": np.float32(20)}
+    with pytest.raises(lc.NotCertified, match="channel"):
+        read_graph(written(tmp_path / "m.onnx", nodes, ("n", 4, 4), **stored))
+    stored["a"] = stored["a"][:, None]
+    found, true = reads_and_computes(
+        written(tmp_path / "m.onnx", nodes, ("n", 4, 4), **stored), torch.full((1, 4, 4), -50.0)
+    )
+    assert torch.allclose(found, true)
+
+
+def test_whole_numbers_are_converted_as_onnxruntime_does(tmp_path):
+    nodes = [
+        *HIDDEN, ("Cast", ["b"], {"to": 7}), ("Gather", ["k", "v3"], {"axis": 0}),
+        ("Gather", ["u", "v4"], {"axis": 1}), ("Neg", ["v5"], {}),
+    ]  # fmt: skip
+    stored = HUGE | {"b": np.array([True, True, False]), "k": whole(1, 0, 2)}
+    path = written(tmp_path / "m.onnx", nodes, ("n", 3), **stored)
+    found, true = reads_and_computes(path, torch.zeros(1, 3) + torch.tensor([1e-20, 2e-20, 3e-20]))
+    assert torch.equal(found, true)
+    assert lc.audit(*read_graph(path)).lipschitz >= math.sqrt(2)
+    nodes = [
+        *HIDDEN, ("Cast", ["e"], {"to": 6}), ("Cast", ["v3"], {"to": 7}), ("Slice", ["u", "s", "v4", "a"], {}),
+        ("ReduceMean", ["v5", "a"], {}),
+    ]  # fmt: skip
+    stored = HUGE | {"e": whole(2**32 + 1), "s": whole(0), "a": whole(1)}
+    with pytest.raises(lc.NotCertified, match="32 bits"):
+        read_graph(written(tmp_path / "m.onnx", nodes, ("n", 4), **stored))
+
+
+def changed(path, change):
+    model = onnx.load(path)
+    change(model)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_name_has_one_meaning(tmp_path):
+    eye = np.eye(4, dtype=np.float32)
+    large = onnx.numpy_helper.from_array(100 * eye, "w")
+    product = [*HIDDEN, ("MatMul", ["u", "w"], {})]
+    sparse = onnx.helper.make_sparse_tensor(
+        onnx.helper.make_tensor("w", 1, [1], [100.0]), onnx.helper.make_tensor("i", 7, [1], [0]), [4, 4]
+    )
+    constant = onnx.helper.make_node("Constant", [], ["w"], value=large)
+    for change in (
+        lambda model: model.graph.sparse_initializer.append(sparse),
+        lambda model: model.graph.initializer.append(large),
+        lambda model: model.graph.node.append(constant),
+        lambda model: model.graph.node[0].output.append(""),
+    ):
+        path = changed(written(tmp_path / "m.onnx", product, ("n", 4), **HUGE, w=eye), change)
+        with pytest.raises(ValueError, match="twice"):
+            read_graph(path)
+    # With two versions, onnxruntime takes the older one, in which softmax is over all axes.
+    path = written(tmp_path / "m.onnx", [*HIDDEN, ("LogSoftmax", ["u"], {"axis": 1})], ("n", 3, 4), **HUGE)
+    for domain in ("", "ai.onnx"):
+        with pytest.raises(ValueError, match="opset 13"):
+            read_graph(changed(path, lambda m: m.opset_import.append(onnx.helper.make_opsetid(domain, 11))))  # noqa: B023
+
+
+RELU = [("Relu", ["x"], {})]
+TOO_LARGE = {
+    "an input": (RELU, ("n", 2**40), {}),
+    "an input beyond 64 bits": (RELU, ("n", 2**62, 2**62), {}),
+    "a batch": (RELU, (2**40, 4), {}),
+    "padding": ([("Pad", ["x", "a"], {})], ("n", 4), {"a": whole(0, 0, 0, 10**9)}),
+    "an expansion": ([("Expand", ["x", "a"], {})], ("n", 1), {"a": whole(1, 10**9)}),
+    "two expansions": (
+        [("Expand", ["x", "a"], {}), ("Expand", ["v0", "b"], {})],
+        ("n", 1, 1), {"a": whole(1, 1, 10**4), "b": whole(1, 10**4, 1)},
+    ),
+    "strides": ([("ConvTranspose", ["x", "a"], {"strides": [2**16]})], ("n", 1, 1), {"a": numbers(1, 1, 3)}),
+    "a kernel": ([("MaxPool", ["x"], {"kernel_shape": [2**30]})], ("n", 1, 4), {}),
+    "windows": ([("MaxPool", ["x"], {"kernel_shape": [2**19], "pads": [2**18] * 2})], ("n", 1, 4), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_needs_too_much_memory_is_refused(name, tmp_path):
+    nodes, shape, stored = TOO_LARGE[name]
+    with pytest.raises(lc.NotCertified, match=r"too large|it pads by|it expands to"):
+        read_graph(written(tmp_path / "m.onnx", nodes, shape, **stored))
+
+
+def test_tensors_without_real_numbers_are_refused(tmp_path):
+    for tensor in (onnx.helper.make_tensor("b", 16, [2], [1, 2]), onnx.helper.make_tensor("b", 8, [1], [b"a"])):
+        path = written(tmp_path / "m.onnx", RELU, ("n", 4))
+        with pytest.raises(ValueError, match="no ONNX model"):
+            read_graph(changed(path, lambda model: model.graph.initializer.append(tensor)))  # noqa: B023
 
 
 def test_files_of_another_kind_are_refused(tmp_path):

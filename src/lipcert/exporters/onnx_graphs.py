@@ -7,6 +7,7 @@ no proof is named, all of it at once. The result is compared with onnxruntime on
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ from lipcert.certified.foreign import FOREIGN
 from lipcert.certified.network import INPUT, Network, Node, reached
 from lipcert.certified.op import Op, Shape, require
 from lipcert.certified.ops import BATCH
+from lipcert.certified.records import MOST_ENTRIES
 from lipcert.certified.trace import near
 from lipcert.errors import NotCertified
 from lipcert.exporters.programs import extra
 
 OLDEST = 13  # opset: before it, operators had other settings
 TYPES = {1: torch.float32, 11: torch.float64}  # by their number in a file
+MOST_NUMBERS = 2**26  # of one value, with all its examples
 EXAMPLES = 2**45 - 55  # stands for the number of examples among sizes; whatever is computed from it is refused
 
 
@@ -50,8 +53,13 @@ class _Graph:
         while name in self.shapes:
             name += "_"
         self.shapes[name] = op.output_shape(op.meet(shapes))
+        self.require_room(self.shapes[name])
         self.nodes.append(Node(name, op, inputs, self.line))
         return name
+
+    def require_room(self, shape: Shape) -> None:
+        size, examples = math.prod(shape), self.batch or 2
+        require(size <= MOST_ENTRIES and size * examples <= MOST_NUMBERS, f"values of shape {shape} are too large.")
 
     def network(self, result: Any) -> Network:
         """The nodes that the result needs."""
@@ -75,6 +83,8 @@ class _Call:
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self.settings.get(name, default)
+        if isinstance(value, float):
+            return float(np.float32(value))  # so that a default is what the file could hold
         return value.decode() if isinstance(value, bytes) else value
 
     def expect(self, **settings: Any) -> None:
@@ -135,8 +145,8 @@ def _both(function: Callable[..., Any]) -> Converter:
 
 
 def _selu(node: _Call) -> Any:
-    node.expect(alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
-    return _call("selu")(node.make, node.ref())
+    x = _call("elu")(node.make, node.ref(), node.get("alpha", 1.67326319217681884765625))
+    return calls.mul(node.make, x, node.get("gamma", 1.05070102214813232421875))
 
 
 def _clip(node: _Call) -> Any:
@@ -148,13 +158,15 @@ def _softplus(node: _Call) -> Any:
 
 
 def _hard_sigmoid(node: _Call) -> Any:
-    alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
-    require(abs(alpha - 1 / 6) < 1e-6 and beta == 0.5, f"its slope must be 1/6 and its value at 0 ½, got {alpha}.")
-    return _call("hardsigmoid")(node.make, node.ref())
+    x = calls.mul(node.make, node.ref(), node.get("alpha", 0.2))
+    return calls.clamp(node.make, calls.add(node.make, x, node.get("beta", 0.5)), 0.0, 1.0)
 
 
 def _prelu(node: _Call) -> Any:
-    return calls.prelu(node.make, node.ref(), node.constant(1))
+    slopes, channels = node.constant(1), -len(node.shape())
+    wide = [place - slopes.ndim for place, size in enumerate(slopes.shape) if size > 1]
+    require(wide in ([], [channels]), f"it must have one slope or one for each channel, got {tuple(slopes.shape)}.")
+    return calls.prelu(node.make, node.ref(), slopes)
 
 
 def _gemm(node: _Call) -> Any:
@@ -209,17 +221,24 @@ def _alike(node: _Call, axes: int) -> list[int]:
     return pads[:axes]
 
 
+def _windows(node: _Call) -> tuple[list[int], list[int], list[int]]:
+    """Its kernel, ones and its padding."""
+    kernel = list(node.get("kernel_shape"))
+    padding = _alike(node, len(kernel))
+    entries = sum((n + 2 * p) * k for n, p, k in zip(node.shape()[1:], padding, kernel, strict=True))
+    require(entries <= MOST_ENTRIES, f"its windows {kernel} are too large.")
+    return kernel, [1] * len(kernel), padding
+
+
 def _average(node: _Call) -> Any:
-    kernel = node.get("kernel_shape")
-    ones, padding = [1] * len(kernel), _alike(node, len(kernel))
+    kernel, ones, padding = _windows(node)
     node.expect(dilations=ones)
     settings = (kernel, node.get("strides", ones), padding, False, bool(node.get("count_include_pad", 0)))
     return _call(f"avg_pool{len(kernel)}d")(node.make, node.ref(), *settings)
 
 
 def _largest(node: _Call) -> Any:
-    kernel = node.get("kernel_shape")
-    ones, padding = [1] * len(kernel), _alike(node, len(kernel))
+    kernel, ones, padding = _windows(node)
     settings = (kernel, node.get("strides", ones), padding, node.get("dilations", ones))
     return _call(f"max_pool{len(kernel)}d")(node.make, node.ref(), *settings)
 
@@ -254,6 +273,9 @@ def _cast(node: _Call) -> Any:
         node.expect(to=node.graph.kind)
         return value
     if not value.is_floating_point() and wanted in (6, 7):  # whole numbers to whole numbers
+        value = value.long()
+        small = (value.abs() < 2**31) | (value == EXAMPLES)
+        require(wanted == 7 or bool(small.all()), "a number does not fit into 32 bits.")
         return value
     require(wanted in TYPES, "a stored tensor must be converted to float32 or float64.")
     return node.constant(0).to(TYPES[wanted])
@@ -336,6 +358,7 @@ def _gather(node: _Call) -> Any:
 def _pad(node: _Call) -> Any:
     modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     pads, axes, count = node.whole(1), node.whole(3), len(node.shape()) + 1
+    require(all(abs(side) <= MOST_ENTRIES for side in pads), f"it pads by {pads}.")
     axes = list(range(count)) if axes is None else [axis % count for axis in axes]
     sides = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
     both = [side for axis in reversed(range(count)) for side in sides.get(axis, (0, 0))]
@@ -354,6 +377,7 @@ def _expand(node: _Call) -> Any:
     sizes, count = node.whole(1), len(node.shape()) + 1
     require(len(sizes) == count, f"it has {count} axes and is expanded to {len(sizes)}.")
     require(sizes[0] in (1, BATCH, node.graph.batch), "the number of examples changes.")
+    require(max(sizes[1:], default=1) <= MOST_ENTRIES, f"it expands to {sizes}.")
     return calls.expand(node.make, node.ref(), BATCH, *(-1 if size == 1 else size for size in sizes[1:]))
 
 
@@ -448,23 +472,22 @@ def read_graph(path: str | Path) -> tuple[Network, Shape]:
     onnx, runtime = extra("onnx"), extra("onnxruntime")
     try:
         model = onnx.load(path)
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors; it warns about what it does not fold
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        stored = {tensor.name: _tensor(tensor) for tensor in model.graph.initializer}
     except OSError:
         raise
-    except Exception as error:  # each of these packages has its own kinds
-        raise ValueError(
-            f"{path} is no ONNX model that can be run ({_first_line(error)}). Export it again."
-        ) from None
-    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
-    stored = {tensor.name: _tensor(tensor) for tensor in model.graph.initializer}
+    except Exception as error:  # the package has its own kinds
+        raise _no_model(path, error) from None
+    opsets = [one.version for one in model.opset_import if one.domain in ("", "ai.onnx")]
     inputs = [value for value in model.graph.input if value.name not in stored]
-    if opset < OLDEST or len(inputs) != 1 or len(model.graph.output) != 1:
+    if len(opsets) != 1 or opsets[0] < OLDEST or len(inputs) != 1 or len(model.graph.output) != 1:
         raise ValueError(
-            f"{path} must have opset {OLDEST} or later, one input and one output, got opset {opset}, {len(inputs)} "
-            f"and {len(model.graph.output)}. Export it again."
+            f"{path} must have opset {OLDEST} or later, one input and one output, got opset {opsets}, "
+            f"{len(inputs)} and {len(model.graph.output)}. Export it again."
         )
+    names = [one.name for one in (*model.graph.initializer, *inputs)]
+    names += [name for node in model.graph.node for name in node.output]
+    if len(set(names)) < len(names) or "" in names or model.graph.sparse_initializer:
+        raise ValueError(f"{path} must have no value without a name, twice or sparse. Export it again.")
     tensor = inputs[0].type.tensor_type
     first, *sizes = [axis.dim_value for axis in tensor.shape.dim] or [0]  # 0 where a size is not fixed
     if tensor.elem_type not in TYPES or not sizes or min(sizes) < 1:
@@ -472,7 +495,8 @@ def read_graph(path: str | Path) -> tuple[Network, Shape]:
             f"the input of {path} must be float32 or float64, with fixed sizes behind the batch, got type "
             f"{tensor.elem_type} and sizes {[first, *sizes]}. Export it with such an input."
         )
-    graph = _Graph({INPUT: tuple(sizes)}, tensor.elem_type, first or None)
+    graph = _Graph({INPUT: tuple(sizes)}, tensor.elem_type, first if first > 0 else None)
+    graph.require_room(tuple(sizes))
     unknown = [_title(node) for node in model.graph.node if node.domain or node.op_type not in OPS]
     if unknown:
         more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
@@ -490,14 +514,24 @@ def read_graph(path: str | Path) -> tuple[Network, Shape]:
             raise NotCertified(
                 f"{_title(node)}: its settings have no meaning here ({_first_line(error)})."
             ) from None
-    network = graph.network(values[model.graph.output[0].name])
+    network = graph.network(values.get(model.graph.output[0].name))
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors; it warns about what it does not fold
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the package has its own kinds
+        raise _no_model(path, error) from None
     _compare(network, session, inputs[0].name, tuple(sizes), graph)
     return network, tuple(sizes)
 
 
+def _no_model(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is no ONNX model that can be run ({_first_line(error)}). Export it again.")
+
+
 def _title(node: Any) -> str:
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    return f"{kind:.40} ({node.name or node.output[0]:.60})"
+    return f"{kind:.40} ({node.name or ' '.join(node.output):.60})"
 
 
 def _tensor(stored: Any) -> Tensor:
@@ -508,10 +542,17 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
+def _integers(value: Any) -> list[int]:
+    return [n for n in (value if isinstance(value, list) else [value]) if isinstance(n, int)]
+
+
 def _read(node: Any, graph: _Graph, values: dict[str, Any]) -> None:
     """Append the ops of one node, and note what it computes."""
     read = extra("onnx").helper.get_attribute_value
     settings = {attribute.name: read(attribute) for attribute in node.attribute}
+    large = [n for value in settings.values() for n in _integers(value) if abs(n) > 2**20]
+    require(node.op_type == "Constant" or not large, f"its settings are too large: {large[:4]}.")
+    require(max(settings.get("strides", [1])) <= 2**10, "its strides are too large.")
     hint = re.sub(r"\W+", "_", node.output[0]).strip("_") or node.op_type.lower()
     graph.line = _title(node)
     make = Maker(graph.append, lambda module: FOREIGN[type(module)](module), hint)
@@ -528,7 +569,10 @@ def _compare(network: Network, session: Any, name: str, shape: Shape, graph: _Gr
     generator = torch.Generator().manual_seed(0)
     for count in (2, 1) if graph.batch is None else (graph.batch,):
         x = torch.randn(count, *shape, generator=generator, dtype=TYPES[graph.kind])
-        given = torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+        try:
+            given = torch.from_numpy(session.run(None, {name: x.numpy()})[0])
+        except Exception as error:  # sizes that fit only here
+            raise NotCertified(f"onnxruntime cannot run it ({_first_line(error)}). Export it again.") from None
         values = {INPUT: x.double()}
         for node in network.nodes:
             values[node.name] = node.op(*(values[place] for place in node.inputs))
