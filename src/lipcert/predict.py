@@ -148,7 +148,7 @@ def _decoded(data: bytes, name: str, shape: tuple[int, ...], resize: bool) -> Te
     channels, high, wide = shape
     if channels not in (1, 3):
         raise ValueError(f"the network takes {_shown(shape)} numbers, not images. Name a .npy or .npz file.")
-    pixels = decode(data, name, size=(high, wide) if resize else None, gray=channels == 1)
+    pixels = decode(data, name, size=(high, wide) if resize else None, gray=channels == 1, shown=True)
     if pixels.shape[1:] != (high, wide):
         raise ValueError(
             f"{name} has {pixels.shape[1]}×{pixels.shape[2]} pixels, but the network takes {high}×{wide}. Add "

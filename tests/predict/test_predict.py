@@ -1,14 +1,17 @@
 """Answers for images of your own: the radii of ``certify``, whatever form the images have; bad input is refused."""
 
+import io
 import json
 import shutil
+import struct
 import zipfile
+import zlib
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import lipcert as lc
 from lipcert.cli.predict import Predict, down
@@ -113,6 +116,78 @@ def test_other_sizes_are_refused_unless_they_are_resized(tmp_path):
         read_images(tmp_path / "large.npy", SHAPE)
     with pytest.raises(ValueError, match="--resize is for image files"):
         read_images(tmp_path / "large.npy", SHAPE, resize=True)
+
+
+def deep_ppm():
+    return b"P6 8 8 65535\n" + np.full((8, 8, 3), 300, ">u2").tobytes()
+
+
+def deep_png():
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + np.full((8, 3), 300, ">u2").tobytes() for _ in range(8))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def of_pillow(image, format="PNG", **options):
+    content = io.BytesIO()
+    image.save(content, format, **options)
+    return content.getvalue()
+
+
+DIFFERENT = {  # images that three bytes a pixel do not show, and why
+    "deep.png": (deep_png, "16 bits a channel"),
+    "deep.ppm": (deep_ppm, "16 bits a channel"),
+    "hidden.png": (lambda: of_pillow(Image.new("RGBA", (8, 8), (0, 0, 0, 0))), "transparent pixels"),
+    "faint.png": (lambda: of_pillow(Image.new("LA", (8, 8), (0, 254))), "transparent pixels"),
+    "hole.png": (lambda: of_pillow(Image.new("L", (8, 8), 7), transparency=7), "transparent pixels"),
+    "palette.png": (
+        lambda: of_pillow(Image.new("L", (8, 8), 3).convert("P"), transparency=3),
+        "transparent pixels",
+    ),
+    "film.gif": (
+        lambda: of_pillow(
+            Image.new("L", (8, 8), 1), "GIF", save_all=True, append_images=[Image.new("L", (8, 8), 99)]
+        ),
+        "several images in one file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_an_image_that_is_more_than_the_network_sees_is_refused(name, tmp_path):
+    content, reason = DIFFERENT[name]
+    (tmp_path / name).write_bytes(content())
+    for shape in (SHAPE, (3, 8, 8)):
+        with pytest.raises(ValueError, match=reason) as refusal:
+            read_images(tmp_path / name, shape)
+        assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_opaque_images_are_read_whatever_their_form(tmp_path):
+    color = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
+    Image.fromarray(color).convert("RGBA").save(tmp_path / "opaque.png")
+    Image.fromarray(color[..., 0]).convert("P").save(tmp_path / "palette.png", transparency=255)
+    expected = torch.from_numpy(color).permute(2, 0, 1)[None] / 255
+    assert torch.equal(read_images(tmp_path / "opaque.png", (3, 8, 8))[1], expected)
+    assert torch.equal(read_images(tmp_path / "palette.png", SHAPE)[1], expected[:, :1])
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.tiff", "photo.jpg"])
+def test_a_photograph_is_turned_as_viewers_show_it(name, tmp_path):
+    bright = np.zeros((64, 64), np.uint8)
+    bright[8:16, 24:56], bright[40:48, 8:24] = 200, 90
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(bright).save(tmp_path / name, exif=exif)
+        with Image.open(tmp_path / name) as image:
+            expected = torch.from_numpy(np.array(ImageOps.exif_transpose(image)))[None, None] / 255
+        assert torch.equal(read_images(tmp_path / name, (1, 64, 64))[1], expected)
+        small = read_images(tmp_path / name, SHAPE, resize=True)[1]
+        assert (small - torch.nn.functional.avg_pool2d(expected, 8)).abs().mean() < 0.06
 
 
 class Explosive:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import warnings
 import zlib
@@ -29,6 +30,7 @@ UNREADABLE = (
     *(OSError, ValueError, SyntaxError, EOFError, zlib.error, struct.error),
     *(Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
+TURNS = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))  # by orientation, as EXIF counts them
 AHEAD = 32  # images that are decoded at a time
 FILTERS = Lock()  # the filters of warnings belong to the whole process
 
@@ -39,6 +41,7 @@ def decode(
     *,
     size: tuple[int, int] | None = None,
     gray: bool = False,
+    shown: bool = False,
 ) -> NDArray[np.uint8]:  # (C, H, W), C = 1 or 3
     """Decode one image to 8 bits a channel; transparency is dropped, palettes are resolved.
 
@@ -47,6 +50,7 @@ def decode(
         name: what errors call it.
         size: the height and width to resize to; the middle is cut out where the proportions differ.
         gray: make colors gray.
+        shown: take what a viewer shows, turned as the file says; refuse an image that has more than that.
     """
     try:
         with _open(data) as image:
@@ -57,7 +61,7 @@ def decode(
             gray = gray or image.mode in GRAY
             if size:
                 image.draft(None, (2 * size[1], 2 * size[0]))  # a JPEG need not be decoded in full
-            plain = image.convert("L" if gray else "RGB")
+            plain = (_as_shown(image) if shown else image).convert("L" if gray else "RGB")
             pixels = np.asarray(ImageOps.fit(plain, size[::-1], Image.Resampling.BICUBIC) if size else plain)
     except UNREADABLE as error:
         reason = " ".join(str(error).split())
@@ -65,6 +69,22 @@ def decode(
             f"{name}: expected an 8-bit image; got one that cannot be read ({reason}). Fetch or convert it again."
         ) from error
     return pixels[None] if gray else pixels.transpose(2, 0, 1)
+
+
+def _as_shown(image: Image.Image) -> Image.Image:
+    """The image turned as it says; ValueError for what three opaque bytes a pixel would leave out."""
+    if re.search(r";16[BLN]", str(image.tile)) or any(t[0][:3] == "ppm" and t[3][1] > 255 for t in image.tile):
+        raise ValueError("16 bits a channel")
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO: a photograph and its small copies
+        raise ValueError("several images in one file")
+    image.load()  # TIFF images turn themselves
+    turn = TURNS.get(image.getexif().get(0x0112))
+    image = image if turn is None else image.transpose(turn)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getextrema()[3] != (255, 255):
+            raise ValueError("transparent pixels: put it on a background")
+    return image
 
 
 def _open(data: bytes) -> Image.Image:
