@@ -170,7 +170,13 @@ def test_opaque_images_are_read_whatever_their_form(tmp_path):
     color = np.arange(192, dtype=np.uint8).reshape(8, 8, 3)
     Image.fromarray(color).convert("RGBA").save(tmp_path / "opaque.png")
     Image.fromarray(color[..., 0]).convert("P").save(tmp_path / "palette.png", transparency=255)
+    (tmp_path / "bits.ppm").write_bytes(b"P1 8 8 " + b"0 1 " * 32)
+    (tmp_path / "plain.ppm").write_bytes(b"P3 8 8 255 " + " ".join(map(str, color.flat)).encode())
     expected = torch.from_numpy(color).permute(2, 0, 1)[None] / 255
+    assert torch.equal(read_images(tmp_path / "plain.ppm", (3, 8, 8))[1], expected)
+    assert torch.equal(
+        read_images(tmp_path / "bits.ppm", SHAPE)[1], (torch.arange(64) % 2 == 0).view(1, *SHAPE).float()
+    )
     assert torch.equal(read_images(tmp_path / "opaque.png", (3, 8, 8))[1], expected)
     assert torch.equal(read_images(tmp_path / "palette.png", SHAPE)[1], expected[:, :1])
 

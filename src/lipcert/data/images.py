@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,14 +72,15 @@ def decode(
     return pixels[None] if gray else pixels.transpose(2, 0, 1)
 
 
-def _as_shown(image: Image.Image) -> Image.Image:
+def _as_shown(image: Any) -> Image.Image:
     """The image turned as it says; ValueError for what three opaque bytes a pixel would leave out."""
-    if re.search(r";16[BLN]", str(image.tile)) or any(t[0][:3] == "ppm" and t[3][1] > 255 for t in image.tile):
+    whites = [tile[3][1] for tile in image.tile if tile[0].startswith("ppm") and image.mode == "RGB"]
+    if re.search(r";16[BLN]", str(image.tile)) or max(whites, default=0) > 255:
         raise ValueError("16 bits a channel")
     if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO: a photograph and its small copies
         raise ValueError("several images in one file")
     image.load()  # TIFF images turn themselves
-    turn = TURNS.get(image.getexif().get(0x0112))
+    turn = TURNS.get(image.getexif().get(0x0112, 1))
     image = image if turn is None else image.transpose(turn)
     if image.has_transparency_data:
         image = image.convert("RGBA")
