@@ -17,6 +17,7 @@ import sys
 import tarfile
 import threading
 import time
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -645,6 +646,15 @@ BROKEN_IMAGES = {
     "nothing": b"",
     "header": b"\x89PNG\r\n\x1a\n" + struct.pack(">I4s", 13, b"IHDR") + bytes(13),
 }
+
+
+def test_a_damaged_tag_is_no_crash():
+    content = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(content, "TIFF")
+    whole = content.getvalue()
+    for place in range(len(whole)):
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(ValueError):
+            decode(whole[:place] + b"\2" + whole[place + 1 :], "damaged.tiff")
 
 
 @pytest.mark.parametrize("case", BROKEN_IMAGES)

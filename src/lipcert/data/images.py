@@ -28,7 +28,7 @@ COLOR = ("RGB", "RGBA", "P", "CMYK", "YCbCr")
 LARGEST_IMAGE = 1 << 26  # pixels
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "PPM", "TIFF", "GIF")  # for some others Pillow starts programs
 UNREADABLE = (
-    *(OSError, ValueError, SyntaxError, EOFError, zlib.error, struct.error),
+    *(OSError, ValueError, TypeError, OverflowError, SyntaxError, EOFError, zlib.error, struct.error),
     *(Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
 TURNS = dict(enumerate(map(Image.Transpose, (0, 3, 1, 5, 4, 6, 2)), start=2))  # by orientation, as EXIF counts them
