@@ -304,6 +304,20 @@ def test_what_needs_too_much_memory_is_refused(name, tmp_path):
         read_graph(written(tmp_path / "m.onnx", nodes, shape, **stored))
 
 
+@pytest.mark.parametrize("name", ["forward", "training", "names", "input", "!"])
+def test_values_may_have_any_name(name, tmp_path):
+    nodes = [("Abs", ["x"], {"results": [name]}), ("Neg", [name], {})]
+    network, _ = read_graph(written(tmp_path / "m.onnx", nodes, ("n", 4)))
+    assert network(-torch.ones(1, 4)).tolist() == [[-1.0] * 4]
+
+
+def test_what_onnxruntime_refuses_is_one_sentence(tmp_path, capfd):
+    nodes = [("Pad", ["x", "a"], {"mode": "reflect"}), ("Neg", ["v0"], {})]
+    with pytest.raises(lc.NotCertified, match="cannot run"):
+        read_graph(written(tmp_path / "m.onnx", nodes, ("n", 2, 5), a=whole(0, 0, -2, 0, 0, 3)))
+    assert capfd.readouterr().err == ""
+
+
 def test_tensors_without_real_numbers_are_refused(tmp_path):
     for tensor in (onnx.helper.make_tensor("b", 16, [2], [1, 2]), onnx.helper.make_tensor("b", 8, [1], [b"a"])):
         path = written(tmp_path / "m.onnx", RELU, ("n", 4))

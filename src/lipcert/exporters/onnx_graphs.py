@@ -50,7 +50,7 @@ class _Graph:
         op = op.at(*shapes)
         inputs, shapes = inputs[: op.inputs], shapes[: op.inputs]
         name = hint
-        while name in self.shapes:
+        while name in self.shapes or hasattr(Network, name) or name == "training":  # which torch has
             name += "_"
         self.shapes[name] = op.output_shape(op.meet(shapes))
         self.require_room(self.shapes[name])
@@ -59,7 +59,10 @@ class _Graph:
 
     def require_room(self, shape: Shape) -> None:
         size, examples = math.prod(shape), self.batch or 2
-        require(size <= MOST_ENTRIES and size * examples <= MOST_NUMBERS, f"values of shape {shape} are too large.")
+        require(
+            size <= MOST_ENTRIES and size * examples <= MOST_NUMBERS,
+            f"values of shape {shape} are too large for {examples} examples.",
+        )
 
     def network(self, result: Any) -> Network:
         """The nodes that the result needs."""
@@ -516,7 +519,7 @@ def read_graph(path: str | Path) -> tuple[Network, Shape]:
             ) from None
     network = graph.network(values.get(model.graph.output[0].name))
     options = runtime.SessionOptions()
-    options.log_severity_level = 3  # errors; it warns about what it does not fold
+    options.log_severity_level = 4  # what goes wrong is raised
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the package has its own kinds
