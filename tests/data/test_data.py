@@ -488,13 +488,13 @@ again = train.take(order, split="again")
 assert first == [float(again[slice(k, k + 4)][0].sum()) for k in range(0, len(again), 4)]
 stored = train.stored.numel() / 2**20
 assert stored > 160, stored
-assert peak[0] - start < 50, (start, peak[0])
+assert peak[0] - start < 80, (start, peak[0])
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_preparing_and_training_take_little_memory_whatever_the_size(tmp_path):
-    """900 photographs, 169 MB resized, with less than 50 MB of anonymous memory at any moment."""
+    """900 photographs, 169 MB resized, with less than 80 MB of anonymous memory at any moment."""
     source = tmp_path / "photos"
     for split, count in (("train", 900), ("test", 20)):
         for label in "ab":
