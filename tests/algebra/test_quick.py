@@ -115,3 +115,16 @@ def test_a_trained_layer_is_frozen_as_it_was_trained(method):
     assert lc.audit(frozen, (24,)).lipschitz <= 1 + 1e-6
     torch.testing.assert_close(frozen(x), layer(x), rtol=0, atol=1e-4)
     assert lc.lipschitz_bound(layer.train()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_that_power_iteration_misses_turns_no_singular_value(dtype):
+    """The largest singular vector is orthogonal to the start of the iteration, and 2 > √3 would become −1."""
+    start = torch.arange(1.0, 33, dtype=torch.float64).square().cos()
+    torch.manual_seed(1)
+    basis = torch.linalg.qr(torch.cat([start[:, None], torch.randn(32, 31).double()], dim=1))[0]
+    sizes = torch.ones(32).double()
+    sizes[1] = 2
+    weight = ((basis * sizes) @ basis.T).to(dtype)
+    eye = torch.eye(32, dtype=dtype)
+    torch.testing.assert_close(orthonormal(weight, "bjorck", training=True), eye, rtol=0, atol=1e-5)

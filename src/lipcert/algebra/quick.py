@@ -88,28 +88,31 @@ def polar(tall: Tensor, plain: Map) -> Tensor | None:
             gram = q.mH @ q
         else:
             return None
-    return _Polar.apply(tall, q, plain)  # type: ignore[no-untyped-call]
+        factor = q.mH @ weight  # P
+        factor = 0.5 * (factor + factor.mH)
+        # A singular value beyond √3, which the estimate of the norm can miss, may have turned into −1.
+        if bool(torch.linalg.cholesky_ex(factor).info.any()):
+            return None
+    return _Polar.apply(tall, q, factor, plain)  # type: ignore[no-untyped-call]
 
 
 class _Polar(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, q: Tensor, plain: Map) -> Tensor:
-        ctx.save_for_backward(weight, q)
+    def forward(ctx: Any, weight: Tensor, q: Tensor, factor: Tensor, plain: Map) -> Tensor:
+        ctx.save_for_backward(weight, q, factor)
         ctx.plain = plain
         return q.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (out,), (weight, q) = gradients, ctx.saved_tensors
+        (out,), (weight, q, factor) = gradients, ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _again(ctx.plain, weight, out), None, None
+            return _again(ctx.plain, weight, out), None, None, None
         inner = q.mH @ out
-        factor = q.mH @ weight  # P
-        factor = 0.5 * (factor + factor.mH)
         to_weight = q @ _sylvester(factor, inner - inner.mH)
         if q.shape[-2] > q.shape[-1]:
             to_weight = to_weight + torch.linalg.solve(factor, out - q @ inner, left=False)
-        return to_weight, None, None
+        return to_weight, None, None, None
 
 
 def _sylvester(p: Tensor, right: Tensor) -> Tensor:
