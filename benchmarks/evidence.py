@@ -44,6 +44,12 @@ from lipcert.runs import Run
 from lipcert.training.loop import spec_of
 
 ROOT = Path(__file__).parent.parent
+TITLES = {
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny_imagenet": "TinyImageNet",
+}
 PAGES = ("README.md", "docs/results.md", "docs/speed.md", "results/comparison.md", "results/reviews.md")
 
 
@@ -186,8 +192,7 @@ def summary_block(folder: Path) -> str:
     rows = {name: {row.method: row for row in merged_rows(folder / f"{name}.json")} for name, _ in columns}
     head, lines = ["method"], []
     for name, radii in columns:
-        title = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}[name]
-        head += [f"{title}: natural", *(f"certified {radius}" for radius in radii)]
+        head += [f"{TITLES[name]}: natural", *(f"certified {radius}" for radius in radii)]
     for method in rows["cifar10"]:
         line = [method]
         for name, radii in columns:
@@ -201,13 +206,17 @@ def summary_block(folder: Path) -> str:
 
 
 def headline_block(folder: Path) -> str:
-    """The best network and three methods on two data sets, each row with its budget, for the README."""
+    """The best network of each data set and three methods on two of them, each with its budget, for the README."""
     radii, lines = ("36/255", "72/255", "108/255"), []
     best = {row.data: (row, record) for row, record in budget_rows(folder.parent / "budgets")}
-    for name, title in (("fashion_mnist", "Fashion-MNIST"), ("cifar10", "CIFAR-10")):
-        plan = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["plan"]
-        rows = {row.method: row for row in merged_rows(folder / f"{name}.json")}
-        named = [(f"{m}_{plan['size']}", rows[m], plan["seconds"]) for m in ("sll", "cpl_surrogate", "orthogonal")]
+    for name, title in TITLES.items():
+        named: list[tuple[str, Row, float]] = []
+        if (path := folder / f"{name}.json").is_file():
+            plan = json.loads(path.read_text(encoding="utf-8"))["plan"]
+            rows = {row.method: row for row in merged_rows(path)}
+            named = [
+                (f"{m}_{plan['size']}", rows[m], plan["seconds"]) for m in ("sll", "cpl_surrogate", "orthogonal")
+            ]
         if name in best:
             row, record = best[name]
             named.insert(0, (f"{row.method}_{record['plan']['size']}", row, spent(row, record)))
@@ -234,12 +243,10 @@ def spent(row: Row, record: dict) -> float:
 
 def budgets_block(folder: Path) -> str:
     """What a budget of one CPU thread gives on each data set, and below it the paper's smallest network."""
-    titles = {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-    titles |= {"tiny_imagenet": "TinyImageNet"}
     images = {"fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
     radii, tables = ("36/255", "72/255", "108/255", "1"), (PAPER.tables["table1"], PAPER.tables["table2"])
     found, lines = budget_rows(folder), []
-    for data, title in titles.items():
+    for data, title in TITLES.items():
         mine = [pair for pair in found if pair[0].data == data]
         for row, record in mine:
             plan = record["plan"]
