@@ -58,6 +58,10 @@ def main() -> None:
         sys.exit(141)
     if message:
         print(f"lipcert: {message}", file=sys.stderr)
+    if "RANK" in os.environ and not isinstance(code, str):
+        # torchrun: at the usual end of a process, threads that its group has left behind can still abort it.
+        sys.stderr.flush()
+        os._exit(code or 0)
     sys.exit(code)
 
 
